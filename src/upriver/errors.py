@@ -1,0 +1,250 @@
+"""Every error Upriver raises, as one tree, and the statuses a peer can answer with.
+
+    UpriverError
+    ├── ProtocolError            the rules of the protocol were broken ...
+    │   ├── LocalProtocolError     ... by us: nothing was sent
+    │   │   └── EncodeError          a message that its dialect cannot carry
+    │   └── RemoteProtocolError    ... by the peer
+    │       └── DecodeError          bytes that break a rule: which field, where, which rule
+    ├── StatusError              the peer understood and refused
+    ├── RollbackRequired         the peer's branch does not have what the reader has
+    ├── StreamEnded              the peer ended a stream before its end
+    ├── StoreError               the store cannot do what was asked
+    └── ConfigError              a setting that is wrong or contradicts another
+
+Attributes carry the facts; the message is made from them. This module knows nothing
+of the other rooms.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+__all__ = [
+    "ConfigError",
+    "DecodeError",
+    "EncodeError",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RollbackRequired",
+    "Status",
+    "StatusError",
+    "StoreError",
+    "StreamEnded",
+    "UpriverError",
+]
+
+
+class Status(Enum):
+    """What a peer answered, by name. The numbers live in the dialects."""
+
+    SUCCESS = auto()
+    NOT_FOUND = auto()
+    EXISTS = auto()
+    TOO_BIG = auto()
+    INVALID = auto()
+    NOT_STORED = auto()
+    BAD_DELTA = auto()
+    NOT_MY_VBUCKET = auto()
+    NO_BUCKET = auto()
+    LOCKED = auto()
+    STREAM_NOT_FOUND = auto()
+    OPAQUE_NO_MATCH = auto()
+    WOULD_THROTTLE = auto()
+    CONFIG_ONLY = auto()
+    NOT_LOCKED = auto()
+    CAS_VALUE_INVALID = auto()
+    AUTH_STALE = auto()
+    AUTH_ERROR = auto()
+    AUTH_CONTINUE = auto()
+    RANGE = auto()
+    ROLLBACK = auto()
+    NO_ACCESS = auto()
+    NOT_INITIALISED = auto()
+    ENCRYPTION_KEY_NOT_AVAILABLE = auto()
+    CHECKSUM_MISMATCH = auto()
+    EXPIRY_OVERFLOW = auto()
+    LOCK_EXPIRY_OVERFLOW = auto()
+    RATE_LIMITED_NETWORK_INGRESS = auto()
+    RATE_LIMITED_NETWORK_EGRESS = auto()
+    RATE_LIMITED_MAX_CONNECTIONS = auto()
+    RATE_LIMITED_MAX_COMMANDS = auto()
+    BUCKET_SIZE_LIMIT_EXCEEDED = auto()
+    BUCKET_RESIDENT_RATIO_TOO_LOW = auto()
+    BUCKET_DATA_SIZE_TOO_BIG = auto()
+    BUCKET_DISK_SPACE_TOO_LOW = auto()
+    BUCKET_PAUSED = auto()
+    CANCELLED = auto()
+    UNKNOWN_FRAME_INFO = auto()
+    UNKNOWN_COMMAND = auto()
+    NO_MEMORY = auto()
+    NOT_SUPPORTED = auto()
+    INTERNAL = auto()
+    BUSY = auto()
+    TEMPORARY_FAILURE = auto()
+    XATTR_INVALID = auto()
+    UNKNOWN_COLLECTION = auto()
+    MANIFEST_NOT_APPLIED = auto()
+    UNKNOWN_SCOPE = auto()
+    STREAM_ID_INVALID = auto()
+    DURABILITY_INVALID_LEVEL = auto()
+    DURABILITY_IMPOSSIBLE = auto()
+    SYNC_WRITE_IN_PROGRESS = auto()
+    SYNC_WRITE_AMBIGUOUS = auto()
+    SYNC_WRITE_RECOMMIT_IN_PROGRESS = auto()
+    RANGE_SCAN_CANCELLED = auto()
+    RANGE_SCAN_MORE = auto()
+    RANGE_SCAN_COMPLETE = auto()
+    VBUUID_NOT_EQUAL = auto()
+    SUBDOC_PATH_NOT_FOUND = auto()
+    SUBDOC_PATH_MISMATCH = auto()
+    SUBDOC_PATH_INVALID = auto()
+    SUBDOC_PATH_TOO_BIG = auto()
+    SUBDOC_DOC_TOO_DEEP = auto()
+    SUBDOC_VALUE_CANNOT_INSERT = auto()
+    SUBDOC_DOC_NOT_JSON = auto()
+    SUBDOC_NUMBER_RANGE = auto()
+    SUBDOC_DELTA_INVALID = auto()
+    SUBDOC_PATH_EXISTS = auto()
+    SUBDOC_VALUE_TOO_DEEP = auto()
+    SUBDOC_INVALID_COMBINATION = auto()
+    SUBDOC_MULTI_PATH_FAILURE = auto()
+    SUBDOC_SUCCESS_DELETED = auto()
+    SUBDOC_XATTR_INVALID_FLAGS = auto()
+    SUBDOC_XATTR_INVALID_KEYS = auto()
+    SUBDOC_XATTR_UNKNOWN_MACRO = auto()
+    SUBDOC_XATTR_UNKNOWN_VATTR = auto()
+    SUBDOC_XATTR_CANNOT_MODIFY_VATTR = auto()
+    SUBDOC_MULTI_PATH_FAILURE_DELETED = auto()
+    SUBDOC_INVALID_XATTR_ORDER = auto()
+    SUBDOC_XATTR_UNKNOWN_VATTR_MACRO = auto()
+    SUBDOC_CAN_ONLY_REVIVE_DELETED = auto()
+    SUBDOC_DELETED_CANNOT_HAVE_VALUE = auto()
+    SUBDOC_FIELD_NOT_BINARY = auto()
+    #: A number that the dialect has no name for; the message carries it as ``status_code``.
+    UNRECOGNISED = auto()
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same request may succeed later without anybody changing it."""
+        return self in _RETRIABLE
+
+
+_RETRIABLE = frozenset(
+    {
+        Status.NOT_MY_VBUCKET,  # after a new cluster map
+        Status.LOCKED,
+        Status.WOULD_THROTTLE,
+        Status.NOT_INITIALISED,
+        Status.RATE_LIMITED_NETWORK_INGRESS,
+        Status.RATE_LIMITED_NETWORK_EGRESS,
+        Status.RATE_LIMITED_MAX_CONNECTIONS,
+        Status.RATE_LIMITED_MAX_COMMANDS,
+        Status.BUCKET_PAUSED,
+        Status.NO_MEMORY,
+        Status.BUSY,
+        Status.TEMPORARY_FAILURE,
+        Status.MANIFEST_NOT_APPLIED,
+        Status.SYNC_WRITE_IN_PROGRESS,
+        Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
+    }
+)
+
+
+class UpriverError(Exception):
+    """The root of every error raised on purpose."""
+
+
+class ProtocolError(UpriverError):
+    """The rules of the protocol were broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were asked to break a rule; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke a rule."""
+
+
+class EncodeError(LocalProtocolError):
+    """A message that its dialect cannot carry."""
+
+    def __init__(self, *, dialect: str, message: str, field: str, rule: str) -> None:
+        super().__init__(f"cannot encode {message} in {dialect}: {field}: {rule}")
+        self.dialect = dialect
+        self.message = message
+        self.field = field
+        self.rule = rule
+
+
+class DecodeError(RemoteProtocolError):
+    """Bytes that break a rule of the wire format.
+
+    ``offset`` counts from the first byte of the packet. ``usable`` says whether the
+    connection can go on: true as long as the packet's own boundaries are trusted.
+    ``status`` is what a server should answer where the packet was a request.
+    """
+
+    def __init__(
+        self,
+        *,
+        dialect: str,
+        packet: str,
+        field: str,
+        offset: int,
+        rule: str,
+        usable: bool = True,
+        status: Status = Status.INVALID,
+    ) -> None:
+        verdict = "the connection can go on" if usable else "the connection cannot go on"
+        super().__init__(f"{dialect} {packet}: {field} at byte {offset}: {rule} ({verdict})")
+        self.dialect = dialect
+        self.packet = packet
+        self.field = field
+        self.offset = offset
+        self.rule = rule
+        self.usable = usable
+        self.status = status
+
+
+class StatusError(UpriverError):
+    """The peer understood the request and refused it."""
+
+    def __init__(self, status: Status, *, request: str, context: str = "") -> None:
+        tail = f": {context}" if context else ""
+        super().__init__(f"{request} was refused with {status.name}{tail}")
+        self.status = status
+        self.request = request
+        self.context = context
+
+    @property
+    def retriable(self) -> bool:
+        return self.status.retriable
+
+
+class RollbackRequired(UpriverError):
+    """The peer's branch of a vbucket does not have what the reader has."""
+
+    def __init__(self, *, vbucket: int, seqno: int) -> None:
+        super().__init__(f"vbucket {vbucket} must be rolled back to seqno {seqno}")
+        self.vbucket = vbucket
+        self.seqno = seqno
+
+
+class StreamEnded(UpriverError):
+    """The peer ended a stream before the end that was asked for."""
+
+    def __init__(self, *, vbucket: int, reason: str) -> None:
+        super().__init__(f"the stream of vbucket {vbucket} ended: {reason}")
+        self.vbucket = vbucket
+        self.reason = reason
+
+
+class StoreError(UpriverError):
+    """The store cannot do what was asked of it."""
+
+
+class ConfigError(UpriverError):
+    """A setting that is wrong, or that contradicts another one."""

@@ -1,0 +1,550 @@
+"""The key-value commands in numbers: one table for every draft with the memcached header.
+
+The drafts describe only the change stream; it runs beside ordinary memcached commands, whose
+opcodes (below 0x50, and from 0x80 on) no draft touches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import Status
+from ...model import Datatype, VBucketState
+from .. import kv
+from ..codecs import (
+    ALL_SEQNOS,
+    FAILOVER_LOG,
+    OBSERVED_KEYS,
+    U16_VERSION,
+    feature_list,
+    lookup_paths,
+    mutation_paths,
+    text,
+)
+from ..layout import (
+    ALL_DATATYPES,
+    Cas,
+    Codes,
+    KeyRule,
+    Layout,
+    Record,
+    Value,
+    const,
+    length_of,
+    reserved,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from ..names import Command as C
+from ..names import Feature, RequestedState
+
+__all__ = ["MODERN_STATES", "REQUESTS", "RESPONSES", "STATUSES"]
+
+STATUSES = {
+    0x00: Status.SUCCESS,
+    0x01: Status.NOT_FOUND,
+    0x02: Status.EXISTS,
+    0x03: Status.TOO_BIG,
+    0x04: Status.INVALID,
+    0x05: Status.NOT_STORED,
+    0x06: Status.BAD_DELTA,
+    0x07: Status.NOT_MY_VBUCKET,
+    0x08: Status.NO_BUCKET,
+    0x09: Status.LOCKED,
+    0x0A: Status.STREAM_NOT_FOUND,
+    0x0B: Status.OPAQUE_NO_MATCH,
+    0x0C: Status.WOULD_THROTTLE,
+    0x0D: Status.CONFIG_ONLY,
+    0x0E: Status.NOT_LOCKED,
+    0x0F: Status.CAS_VALUE_INVALID,
+    0x1F: Status.AUTH_STALE,
+    0x20: Status.AUTH_ERROR,
+    0x21: Status.AUTH_CONTINUE,
+    0x22: Status.RANGE,
+    0x23: Status.ROLLBACK,
+    0x24: Status.NO_ACCESS,
+    0x25: Status.NOT_INITIALISED,
+    0x26: Status.ENCRYPTION_KEY_NOT_AVAILABLE,
+    0x27: Status.CHECKSUM_MISMATCH,
+    0x28: Status.EXPIRY_OVERFLOW,
+    0x29: Status.LOCK_EXPIRY_OVERFLOW,
+    0x30: Status.RATE_LIMITED_NETWORK_INGRESS,
+    0x31: Status.RATE_LIMITED_NETWORK_EGRESS,
+    0x32: Status.RATE_LIMITED_MAX_CONNECTIONS,
+    0x33: Status.RATE_LIMITED_MAX_COMMANDS,
+    0x35: Status.BUCKET_SIZE_LIMIT_EXCEEDED,
+    0x36: Status.BUCKET_RESIDENT_RATIO_TOO_LOW,
+    0x37: Status.BUCKET_DATA_SIZE_TOO_BIG,
+    0x38: Status.BUCKET_DISK_SPACE_TOO_LOW,
+    0x50: Status.BUCKET_PAUSED,
+    0x51: Status.CANCELLED,
+    0x80: Status.UNKNOWN_FRAME_INFO,
+    0x81: Status.UNKNOWN_COMMAND,
+    0x82: Status.NO_MEMORY,
+    0x83: Status.NOT_SUPPORTED,
+    0x84: Status.INTERNAL,
+    0x85: Status.BUSY,
+    0x86: Status.TEMPORARY_FAILURE,
+    0x87: Status.XATTR_INVALID,
+    0x88: Status.UNKNOWN_COLLECTION,
+    0x8A: Status.MANIFEST_NOT_APPLIED,
+    0x8C: Status.UNKNOWN_SCOPE,
+    0x8D: Status.STREAM_ID_INVALID,
+    0xA0: Status.DURABILITY_INVALID_LEVEL,
+    0xA1: Status.DURABILITY_IMPOSSIBLE,
+    0xA2: Status.SYNC_WRITE_IN_PROGRESS,
+    0xA3: Status.SYNC_WRITE_AMBIGUOUS,
+    0xA4: Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
+    0xA5: Status.RANGE_SCAN_CANCELLED,
+    0xA6: Status.RANGE_SCAN_MORE,
+    0xA7: Status.RANGE_SCAN_COMPLETE,
+    0xA8: Status.VBUUID_NOT_EQUAL,
+    0xC0: Status.SUBDOC_PATH_NOT_FOUND,
+    0xC1: Status.SUBDOC_PATH_MISMATCH,
+    0xC2: Status.SUBDOC_PATH_INVALID,
+    0xC3: Status.SUBDOC_PATH_TOO_BIG,
+    0xC4: Status.SUBDOC_DOC_TOO_DEEP,
+    0xC5: Status.SUBDOC_VALUE_CANNOT_INSERT,
+    0xC6: Status.SUBDOC_DOC_NOT_JSON,
+    0xC7: Status.SUBDOC_NUMBER_RANGE,
+    0xC8: Status.SUBDOC_DELTA_INVALID,
+    0xC9: Status.SUBDOC_PATH_EXISTS,
+    0xCA: Status.SUBDOC_VALUE_TOO_DEEP,
+    0xCB: Status.SUBDOC_INVALID_COMBINATION,
+    0xCC: Status.SUBDOC_MULTI_PATH_FAILURE,
+    0xCD: Status.SUBDOC_SUCCESS_DELETED,
+    0xCE: Status.SUBDOC_XATTR_INVALID_FLAGS,
+    0xCF: Status.SUBDOC_XATTR_INVALID_KEYS,
+    0xD0: Status.SUBDOC_XATTR_UNKNOWN_MACRO,
+    0xD1: Status.SUBDOC_XATTR_UNKNOWN_VATTR,
+    0xD2: Status.SUBDOC_XATTR_CANNOT_MODIFY_VATTR,
+    0xD3: Status.SUBDOC_MULTI_PATH_FAILURE_DELETED,
+    0xD4: Status.SUBDOC_INVALID_XATTR_ORDER,
+    0xD5: Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO,
+    0xD6: Status.SUBDOC_CAN_ONLY_REVIVE_DELETED,
+    0xD7: Status.SUBDOC_DELETED_CANNOT_HAVE_VALUE,
+    0xD8: Status.SUBDOC_FIELD_NOT_BINARY,
+}
+
+#: vbucket states as today's servers number them, and every server in its vbucket commands.
+MODERN_STATES = Codes(
+    "vbucket state",
+    {
+        1: VBucketState.ACTIVE,
+        2: VBucketState.REPLICA,
+        3: VBucketState.PENDING,
+        4: VBucketState.DEAD,
+    },
+)
+_REQUESTED_STATES = Codes(
+    "vbucket state to ask for",
+    {
+        0: RequestedState.ALIVE,
+        1: RequestedState.ACTIVE,
+        2: RequestedState.REPLICA,
+        3: RequestedState.PENDING,
+        4: RequestedState.DEAD,
+    },
+)
+_FEATURES = Codes(
+    "feature",
+    {
+        0x01: Feature.DATATYPE,
+        0x02: Feature.TLS,
+        0x03: Feature.TCP_NODELAY,
+        0x04: Feature.MUTATION_SEQNO,
+        0x05: Feature.TCP_DELAY,
+        0x06: Feature.XATTR,
+        0x07: Feature.XERROR,
+        0x08: Feature.SELECT_BUCKET,
+        0x0A: Feature.SNAPPY,
+        0x0B: Feature.JSON,
+        0x0C: Feature.DUPLEX,
+        0x0D: Feature.CLUSTERMAP_NOTIFICATION,
+        0x0E: Feature.UNORDERED_EXECUTION,
+        0x0F: Feature.TRACING,
+        0x10: Feature.ALT_REQUEST,
+        0x11: Feature.SYNC_REPLICATION,
+        0x12: Feature.COLLECTIONS,
+        0x13: Feature.SNAPPY_EVERYWHERE,
+        0x14: Feature.PRESERVE_TTL,
+        0x15: Feature.VATTR,
+        0x17: Feature.CREATE_AS_DELETED,
+        0x18: Feature.DOCUMENT_MACRO,
+        0x19: Feature.REPLACE_BODY_WITH_XATTR,
+        0x1A: Feature.UNIT_USAGE,
+        0x1B: Feature.NON_BLOCKING_THROTTLE,
+        0x1C: Feature.SUBDOC_REPLICA_READ,
+        0x1D: Feature.CLUSTERMAP_KNOWN_VERSION,
+        0x1E: Feature.DEDUPE_NOT_MY_VBUCKET,
+        0x1F: Feature.CLUSTERMAP_BRIEF_NOTIFICATION,
+    },
+)
+
+_BODY = Value(document=True)
+_RAW = Value()
+_RAW_OR_JSON = frozenset({0, 1})
+
+
+def _document(command: C, opcode: int, message: type[Any], *slots: Any, **rest: Any) -> Layout:
+    return Layout(command, opcode, message, Record(*slots), KeyRule.DOCUMENT, **rest)
+
+
+def _twin(
+    loud: tuple[C, int], quiet: tuple[C, int], message: type[Any], *slots: Any, **rest: Any
+) -> list[Layout]:
+    """A document command and its quiet form."""
+    constants = rest.pop("constants", {})
+    return [
+        _document(*loud, message, *slots, constants={**constants, "quiet": False}, **rest),
+        _document(*quiet, message, *slots, constants={**constants, "quiet": True}, **rest),
+    ]
+
+
+def _plain(command: C, opcode: int, message: type[Any], *slots: Any, **rest: Any) -> Layout:
+    rest.setdefault("cas", Cas.ZERO)
+    return Layout(command, opcode, message, Record(*slots), **rest)
+
+
+def _reads() -> list[Layout]:
+    layouts = []
+    for with_key, loud, quiet in (
+        (False, (C.GET, 0x00), (C.GETQ, 0x09)),
+        (True, (C.GETK, 0x0C), (C.GETKQ, 0x0D)),
+    ):
+        layouts += _twin(loud, quiet, kv.Get, cas=Cas.ZERO, constants={"with_key": with_key})
+    layouts += _twin((C.GAT, 0x1D), (C.GATQ, 0x1E), kv.GetAndTouch, u32("expiry"), cas=Cas.ZERO)
+    layouts += [
+        _document(C.GET_REPLICA, 0x83, kv.GetReplica, cas=Cas.ZERO),
+        _document(C.GET_LOCKED, 0x94, kv.GetLocked, cas=Cas.ZERO),
+        _document(C.GET_LOCKED, 0x94, kv.GetLocked, u32("lock_time"), cas=Cas.ZERO),
+        _plain(C.GET_RANDOM_KEY, 0xB6, kv.GetRandomKey),
+        _plain(C.GET_RANDOM_KEY, 0xB6, kv.GetRandomKey, u32("collection")),
+    ]
+    for slots in ((), (u8("version"),)):
+        layouts += _twin((C.GET_META, 0xA0), (C.GETQ_META, 0xA1), kv.GetMeta, *slots, cas=Cas.ZERO)
+    return layouts
+
+
+def _writes() -> list[Layout]:
+    body: dict[str, Any] = {"value": _BODY, "datatypes": ALL_DATATYPES}
+    store = (u32("flags"), u32("expiry"))
+    count = (u64("delta"), u64("initial"), u32("expiry"))
+    layouts = [
+        *_twin((C.SET, 0x01), (C.SETQ, 0x11), kv.Set, *store, **body),
+        *_twin((C.ADD, 0x02), (C.ADDQ, 0x12), kv.Add, *store, cas=Cas.ZERO, **body),
+        *_twin((C.REPLACE, 0x03), (C.REPLACEQ, 0x13), kv.Replace, *store, **body),
+        *_twin((C.APPEND, 0x0E), (C.APPENDQ, 0x19), kv.Append, **body),
+        *_twin((C.PREPEND, 0x0F), (C.PREPENDQ, 0x1A), kv.Prepend, **body),
+        *_twin((C.DELETE, 0x04), (C.DELETEQ, 0x14), kv.Delete),
+        *_twin((C.INCREMENT, 0x05), (C.INCREMENTQ, 0x15), kv.Increment, *count, cas=Cas.ZERO),
+        *_twin((C.DECREMENT, 0x06), (C.DECREMENTQ, 0x16), kv.Decrement, *count, cas=Cas.ZERO),
+        _document(C.TOUCH, 0x1C, kv.Touch, u32("expiry"), cas=Cas.ZERO),
+        _document(C.UNLOCK, 0x95, kv.Unlock, cas=Cas.SET),
+    ]
+    options = u32("options")
+    meta_length = length_of("H", "extended_meta", "extended metadata length")
+    for tail in ((), (meta_length,), (options,), (options, meta_length)):
+        rest = {**body, "suffix": "extended_meta" if meta_length in tail else ""}
+        written = (u32("flags"), u32("expiry"), u64("rev"), u64("new_cas"), *tail)
+        deleted = (u32("flags"), u32("delete_time"), u64("rev"), u64("new_cas"), *tail)
+        for add_only, loud, quiet in (
+            (False, (C.SET_WITH_META, 0xA2), (C.SETQ_WITH_META, 0xA3)),
+            (True, (C.ADD_WITH_META, 0xA4), (C.ADDQ_WITH_META, 0xA5)),
+        ):
+            layouts += _twin(
+                loud, quiet, kv.SetWithMeta, *written, constants={"add_only": add_only}, **rest
+            )
+        layouts += _twin(
+            (C.DELETE_WITH_META, 0xA8),
+            (C.DELETEQ_WITH_META, 0xA9),
+            kv.DeleteWithMeta,
+            *deleted,
+            **rest,
+        )
+    for slots in ((), (u32("delay"),)):
+        for quiet_form, command, opcode in ((False, C.FLUSH, 0x08), (True, C.FLUSHQ, 0x18)):
+            layouts.append(
+                _plain(command, opcode, kv.FlushAll, *slots, constants={"quiet": quiet_form})
+            )
+    return layouts
+
+
+_SUBDOC = {
+    0xC5: C.SUBDOC_GET,
+    0xC6: C.SUBDOC_EXISTS,
+    0xC7: C.SUBDOC_DICT_ADD,
+    0xC8: C.SUBDOC_DICT_UPSERT,
+    0xC9: C.SUBDOC_DELETE,
+    0xCA: C.SUBDOC_REPLACE,
+    0xCB: C.SUBDOC_ARRAY_PUSH_LAST,
+    0xCC: C.SUBDOC_ARRAY_PUSH_FIRST,
+    0xCD: C.SUBDOC_ARRAY_INSERT,
+    0xCE: C.SUBDOC_ARRAY_ADD_UNIQUE,
+    0xCF: C.SUBDOC_COUNTER,
+    0xD2: C.SUBDOC_GET_COUNT,
+    0xD3: C.SUBDOC_REPLACE_BODY_WITH_XATTR,
+}
+#: Whole-document commands may stand among the paths of a multi-path command.
+_PATH_OPCODES = Codes(
+    "sub-document command", {**_SUBDOC, 0x00: C.GET, 0x01: C.SET, 0x02: C.ADD, 0x04: C.DELETE}
+)
+
+
+def _subdocs() -> list[Layout]:
+    expiry, doc_flags = u32("expiry"), u8("doc_flags")
+    layouts = []
+    for opcode, command in _SUBDOC.items():
+        for tail in ((), (doc_flags,), (expiry,), (expiry, doc_flags)):
+            layouts.append(
+                _document(
+                    command,
+                    opcode,
+                    kv.SubdocOperation,
+                    length_of("H", "path", "path length"),
+                    u8("path_flags"),
+                    *tail,
+                    value=_RAW,
+                    prefix="path",
+                    datatypes=ALL_DATATYPES,
+                )
+            )
+    lookups, changes = lookup_paths(_PATH_OPCODES), mutation_paths(_PATH_OPCODES)
+    layouts += [
+        _document(
+            C.SUBDOC_MULTI_LOOKUP,
+            0xD0,
+            kv.SubdocMultiLookup,
+            *tail,
+            value=lookups,
+            cas=Cas.ZERO,
+        )
+        for tail in ((), (doc_flags,))
+    ]
+    layouts += [
+        _document(C.SUBDOC_MULTI_MUTATION, 0xD1, kv.SubdocMultiMutation, *tail, value=changes)
+        for tail in ((), (doc_flags,), (expiry,), (expiry, doc_flags))
+    ]
+    return layouts
+
+
+def _named(command: C, opcode: int, message: type[Any], attribute: str, **rest: Any) -> Layout:
+    return _plain(command, opcode, message, key=KeyRule.NAME, key_attribute=attribute, **rest)
+
+
+def _connection() -> list[Layout]:
+    version = (u64("epoch"), u64("revision"))
+    payload = Value("payload")
+    config = Value("config", required=True)
+    pushed = Value("config")
+    named: dict[str, Any] = {"key": KeyRule.OPTIONAL_NAME, "key_attribute": "bucket"}
+    return [
+        _plain(C.QUIT, 0x07, kv.Quit, constants={"quiet": False}),
+        _plain(C.QUITQ, 0x17, kv.Quit, constants={"quiet": True}),
+        _plain(C.NOOP, 0x0A, kv.Noop),
+        _plain(C.VERSION, 0x0B, kv.Version),
+        _plain(C.VERBOSITY, 0x1B, kv.Verbosity, u32("level")),
+        _plain(
+            C.STAT,
+            0x10,
+            kv.Stat,
+            key=KeyRule.OPTIONAL_NAME,
+            key_attribute="group",
+            value=_RAW,
+            datatypes=_RAW_OR_JSON,
+        ),
+        _plain(
+            C.HELLO,
+            0x1F,
+            kv.Hello,
+            key=KeyRule.OPTIONAL_NAME,
+            key_attribute="agent",
+            value=feature_list(_FEATURES),
+        ),
+        _plain(C.SASL_LIST_MECHANISMS, 0x20, kv.SaslListMechanisms),
+        _named(C.SASL_AUTH, 0x21, kv.SaslAuth, "mechanism", value=payload),
+        _named(C.SASL_STEP, 0x22, kv.SaslStep, "mechanism", value=payload),
+        _plain(C.LIST_BUCKETS, 0x87, kv.ListBuckets, cas=Cas.ANY),
+        _named(C.SELECT_BUCKET, 0x89, kv.SelectBucket, "bucket", cas=Cas.ANY),
+        _plain(C.GET_CLUSTER_CONFIG, 0xB5, kv.GetClusterConfig),
+        _plain(C.GET_CLUSTER_CONFIG, 0xB5, kv.GetClusterConfig, *version),
+        _plain(
+            C.SET_CLUSTER_CONFIG,
+            0xB4,
+            kv.SetClusterConfig,
+            *version,
+            value=config,
+            datatypes=_RAW_OR_JSON,
+            **named,
+        ),
+        _plain(C.GET_ERROR_MAP, 0xFE, kv.GetErrorMap, value=U16_VERSION),
+        _plain(
+            C.CLUSTERMAP_CHANGED,
+            0x01,
+            kv.ClustermapChanged,
+            *version,
+            value=pushed,
+            datatypes=_RAW_OR_JSON,
+            **named,
+        ),
+        _plain(
+            C.CLUSTERMAP_CHANGED,
+            0x01,
+            kv.ClustermapChanged,
+            u32("revision"),
+            value=pushed,
+            datatypes=_RAW_OR_JSON,
+            **named,
+        ),
+    ]
+
+
+def _vbuckets() -> list[Layout]:
+    state = u32("state", _REQUESTED_STATES)
+    return [
+        _plain(
+            C.SET_VBUCKET,
+            0x3D,
+            kv.SetVBucket,
+            u8("state", MODERN_STATES),
+            value=_RAW,
+            datatypes=_RAW_OR_JSON,
+        ),
+        _plain(C.GET_VBUCKET, 0x3E, kv.GetVBucket),
+        _plain(C.DELETE_VBUCKET, 0x3F, kv.DeleteVBucket, value=_RAW),
+        _plain(C.GET_ALL_SEQNOS, 0x48, kv.GetAllSeqnos),
+        _plain(C.GET_ALL_SEQNOS, 0x48, kv.GetAllSeqnos, state),
+        _plain(C.GET_ALL_SEQNOS, 0x48, kv.GetAllSeqnos, state, u32("collection")),
+        _plain(C.GET_FAILOVER_LOG, 0x96, kv.GetFailoverLog, cas=Cas.ANY),
+        _plain(C.OBSERVE, 0x92, kv.Observe, value=OBSERVED_KEYS),
+        _plain(
+            C.OBSERVE_SEQNO,
+            0x91,
+            kv.ObserveSeqno,
+            value=Value(record=Record(u64("vbuuid"))),
+            cas=Cas.ANY,
+        ),
+        _plain(C.SEQNO_PERSISTENCE, 0xB7, kv.SeqnoPersistence, u64("seqno")),
+        _plain(C.STOP_PERSISTENCE, 0x80, kv.StopPersistence),
+        _plain(C.START_PERSISTENCE, 0x81, kv.StartPersistence),
+        _plain(
+            C.COMPACT,
+            0xB3,
+            kv.Compact,
+            u64("purge_before_time"),
+            u64("purge_before_seqno"),
+            u8("drop_deletes", bool),
+            reserved("B"),
+            reserved("H", "file id"),
+            reserved("I"),
+        ),
+        _plain(C.SET_MANIFEST, 0xB9, kv.SetManifest, value=Value("manifest", required=True)),
+        _plain(C.GET_MANIFEST, 0xBA, kv.GetManifest),
+        _plain(C.GET_COLLECTION_ID, 0xBB, kv.GetCollectionId, value=text("path")),
+        _named(C.GET_COLLECTION_ID, 0xBB, kv.GetCollectionId, "path"),  # as old clients send it
+        _plain(C.GET_SCOPE_ID, 0xBC, kv.GetScopeId, value=text("path")),
+        _named(C.GET_SCOPE_ID, 0xBC, kv.GetScopeId, "path"),
+    ]
+
+
+def _response(command: C, message: type[Any], *slots: Any, **rest: Any) -> Layout:
+    return Layout(
+        command, _OPCODES[command], message, Record(*slots), datatypes=ALL_DATATYPES, **rest
+    )
+
+
+def _document_responses() -> list[Layout]:
+    layouts = []
+    for command in (
+        C.GET,
+        C.GETQ,
+        C.GETK,
+        C.GETKQ,
+        C.GAT,
+        C.GATQ,
+        C.GET_REPLICA,
+        C.GET_LOCKED,
+        C.GET_RANDOM_KEY,
+    ):
+        layouts.append(
+            _response(command, kv.DocumentResponse, u32("flags"), key=KeyRule.RAW, value=_BODY)
+        )
+    token = (u64("vbuuid"), u64("seqno"))
+    for command in (
+        C.SET,
+        C.SETQ,
+        C.ADD,
+        C.ADDQ,
+        C.REPLACE,
+        C.REPLACEQ,
+        C.APPEND,
+        C.APPENDQ,
+        C.PREPEND,
+        C.PREPENDQ,
+        C.DELETE,
+        C.DELETEQ,
+        C.TOUCH,
+        C.SET_WITH_META,
+        C.SETQ_WITH_META,
+        C.ADD_WITH_META,
+        C.ADDQ_WITH_META,
+        C.DELETE_WITH_META,
+        C.DELETEQ_WITH_META,
+    ):
+        layouts += [_response(command, kv.MutationResponse, *slots) for slots in ((), token)]
+    counter = Value(record=Record(u64("value")))
+    for command in (C.INCREMENT, C.INCREMENTQ, C.DECREMENT, C.DECREMENTQ):
+        layouts += [
+            _response(command, kv.CounterResponse, *slots, value=counter) for slots in ((), token)
+        ]
+    meta = (u32("deleted", bool), u32("flags"), u32("expiry"), u64("rev"))
+    for command in (C.GET_META, C.GETQ_META):
+        layouts += [
+            _response(command, kv.MetaResponse, *meta),
+            _response(command, kv.MetaResponse, *meta, u8("document_datatype", _DATATYPES)),
+        ]
+    return layouts
+
+
+def _other_responses() -> list[Layout]:
+    seqnos = (u16("vbucket"), u64("vbuuid"), u64("persisted_seqno"), u64("current_seqno"))
+    collection_id = (u64("manifest_uid"), u32("id"))
+    return [
+        _response(
+            C.STAT,
+            kv.StatResponse,
+            key=KeyRule.OPTIONAL_NAME,
+            value=_RAW,
+        ),
+        _response(C.HELLO, kv.HelloResponse, value=feature_list(_FEATURES)),
+        _response(
+            C.GET_VBUCKET,
+            kv.VBucketResponse,
+            value=Value(record=Record(u32("state", MODERN_STATES))),
+        ),
+        _response(C.GET_ALL_SEQNOS, kv.AllSeqnosResponse, value=ALL_SEQNOS),
+        _response(C.GET_FAILOVER_LOG, kv.GetFailoverLogResponse, value=FAILOVER_LOG),
+        _response(
+            C.OBSERVE_SEQNO,
+            kv.ObserveSeqnoResponse,
+            value=Value(record=Record(const("B", 0, "format"), *seqnos)),
+        ),
+        _response(
+            C.OBSERVE_SEQNO,
+            kv.ObserveSeqnoResponse,
+            value=Value(
+                record=Record(const("B", 1, "format"), *seqnos, u64("old_vbuuid"), u64("old_seqno"))
+            ),
+        ),
+        _response(C.GET_COLLECTION_ID, kv.CollectionIdResponse, *collection_id),
+        _response(C.GET_SCOPE_ID, kv.CollectionIdResponse, *collection_id),
+    ]
+
+
+_DATATYPES = Codes("datatype", {number: Datatype(number) for number in range(8)})
+
+REQUESTS = [*_reads(), *_writes(), *_subdocs(), *_connection(), *_vbuckets()]
+_OPCODES = {layout.command: layout.opcode for layout in REQUESTS}
+RESPONSES = [*_document_responses(), *_other_responses()]

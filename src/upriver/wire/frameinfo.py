@@ -1,0 +1,302 @@
+"""Framing extras: the small optional fields between header and extras of a flexible packet.
+
+Each is ``id<<4 | length`` in one byte, then the data; 15 in either half says that the real number
+is 15 plus the next byte (the id's escape byte first). Requests and responses number them apart.
+
+This module knows the encoding and nothing of the packets around it; what is wrong is raised as
+`FrameInfoError` with an offset into the framing extras.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import Status
+from .names import DurabilityLevel
+
+__all__ = [
+    "Barrier",
+    "Durability",
+    "ExtraPrivilege",
+    "FrameInfo",
+    "FrameInfoError",
+    "Impersonate",
+    "PreserveTtl",
+    "ReadUnits",
+    "ServerDuration",
+    "StreamId",
+    "ThrottleDuration",
+    "TokenId",
+    "UnknownFrameInfo",
+    "WriteUnits",
+    "decode_frame_infos",
+    "encode_frame_infos",
+]
+
+_U16 = struct.Struct(">H")
+_LEVELS = {
+    1: DurabilityLevel.MAJORITY,
+    2: DurabilityLevel.MAJORITY_AND_PERSIST_ON_MASTER,
+    3: DurabilityLevel.PERSIST_TO_MAJORITY,
+}
+_LEVEL_NUMBERS = {level: number for number, level in _LEVELS.items()}
+
+
+class FrameInfoError(ValueError):
+    """What is wrong with framing extras, where, and what a server should answer."""
+
+    def __init__(self, offset: int, rule: str, status: Status = Status.INVALID) -> None:
+        super().__init__(rule)
+        self.offset = offset
+        self.rule = rule
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """One framing extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier(FrameInfo):
+    """Requests behind this one wait for those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durability(FrameInfo):
+    """Answer only when the write has reached this level; the server's own timeout if None."""
+
+    level: DurabilityLevel
+    timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamId(FrameInfo):
+    """Which of several streams of one vbucket a message belongs to."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Impersonate(FrameInfo):
+    """Act as this user."""
+
+    user: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PreserveTtl(FrameInfo):
+    """Keep the document's expiry instead of the one given."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraPrivilege(FrameInfo):
+    """Give the impersonated user one more privilege for this request."""
+
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenId(FrameInfo):
+    """Act as the owner of a registered token."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDuration(FrameInfo):
+    """How long the server worked, as (microseconds * 2) ** (1 / 1.74)."""
+
+    encoded: int
+
+    @property
+    def microseconds(self) -> float:
+        return float(self.encoded**1.74 / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUnits(FrameInfo):
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteUnits(FrameInfo):
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleDuration(FrameInfo):
+    """How long the request was held back, encoded as `ServerDuration`."""
+
+    encoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFrameInfo(FrameInfo):
+    """A frame info without a name here; a server answers it with UNKNOWN_FRAME_INFO."""
+
+    id: int
+    data: bytes
+
+
+def _load_empty(kind: type[FrameInfo]) -> Callable[[bytes, int], FrameInfo]:
+    def load(data: bytes, offset: int) -> FrameInfo:
+        if data:
+            raise FrameInfoError(offset, f"{kind.__name__} carries no data, not {len(data)} bytes")
+        return kind()
+
+    return load
+
+
+def _load_u16(kind: Callable[[int], FrameInfo]) -> Callable[[bytes, int], FrameInfo]:
+    def load(data: bytes, offset: int) -> FrameInfo:
+        if len(data) != 2:
+            raise FrameInfoError(offset, f"this frame info carries 2 bytes, not {len(data)}")
+        return kind(_U16.unpack(data)[0])
+
+    return load
+
+
+def _load_bytes(kind: Callable[[bytes], FrameInfo]) -> Callable[[bytes, int], FrameInfo]:
+    def load(data: bytes, offset: int) -> FrameInfo:
+        if not data:
+            raise FrameInfoError(offset, "this frame info must not be empty")
+        return kind(data)
+
+    return load
+
+
+def _load_durability(data: bytes, offset: int) -> FrameInfo:
+    if len(data) not in (1, 3):
+        raise FrameInfoError(offset, f"durability carries 1 or 3 bytes, not {len(data)}")
+    level = _LEVELS.get(data[0])
+    if level is None:
+        raise FrameInfoError(
+            offset, f"{data[0]} is no durability level", Status.DURABILITY_INVALID_LEVEL
+        )
+    if len(data) == 1:
+        return Durability(level)
+    timeout = _U16.unpack_from(data, 1)[0]
+    if timeout in (0, 0xFFFF):
+        raise FrameInfoError(offset + 1, f"a durability timeout of {timeout:#x} is reserved")
+    return Durability(level, timeout)
+
+
+def _dump_durability(info: FrameInfo) -> bytes:
+    assert isinstance(info, Durability)
+    number = _LEVEL_NUMBERS.get(info.level)
+    if number is None:
+        raise ValueError("a durability requirement needs a level")
+    if info.timeout_ms is None:
+        return bytes([number])
+    if not 0 < info.timeout_ms < 0xFFFF:
+        raise ValueError("a durability timeout is 1 to 65534 ms")
+    return bytes([number]) + _U16.pack(info.timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    id: int
+    kind: type[FrameInfo]
+    load: Callable[[bytes, int], FrameInfo]
+    dump: Callable[[FrameInfo], bytes]
+
+
+def _empty(id_: int, kind: type[FrameInfo]) -> _Entry:
+    return _Entry(id_, kind, _load_empty(kind), lambda info: b"")
+
+
+def _u16(id_: int, kind: type[FrameInfo], attribute: str) -> _Entry:
+    return _Entry(
+        id_,
+        kind,
+        _load_u16(kind),
+        lambda info: _U16.pack(getattr(info, attribute)),
+    )
+
+
+def _blob(id_: int, kind: type[FrameInfo], attribute: str) -> _Entry:
+    return _Entry(id_, kind, _load_bytes(kind), lambda info: bytes(getattr(info, attribute)))
+
+
+_REQUEST = (
+    _empty(0, Barrier),
+    _Entry(1, Durability, _load_durability, _dump_durability),
+    _u16(2, StreamId, "id"),
+    _blob(4, Impersonate, "user"),
+    _empty(5, PreserveTtl),
+    _blob(6, ExtraPrivilege, "name"),
+    _u16(7, TokenId, "id"),
+)
+_RESPONSE = (
+    _u16(0, ServerDuration, "encoded"),
+    _u16(1, ReadUnits, "units"),
+    _u16(2, WriteUnits, "units"),
+    _u16(3, ThrottleDuration, "encoded"),
+)
+_BY_ID = {
+    False: {entry.id: entry for entry in _REQUEST},
+    True: {entry.id: entry for entry in _RESPONSE},
+}
+_BY_KIND = {
+    False: {entry.kind: entry for entry in _REQUEST},
+    True: {entry.kind: entry for entry in _RESPONSE},
+}
+
+_MAX_ESCAPED = 15 + 0xFF
+
+
+def decode_frame_infos(data: bytes, *, response: bool) -> tuple[FrameInfo, ...]:
+    """All frame infos of a packet, in order; `FrameInfoError` with an offset into ``data``."""
+    infos: list[FrameInfo] = []
+    at = 0
+    while at < len(data):
+        start = at
+        id_, length = data[at] >> 4, data[at] & 0x0F
+        at += 1
+        for half in ("id", "length"):
+            if (id_ if half == "id" else length) == 15:
+                if at >= len(data):
+                    raise FrameInfoError(start, f"the escaped {half} is cut off")
+                if half == "id":
+                    id_ = 15 + data[at]
+                else:
+                    length = 15 + data[at]
+                at += 1
+        if at + length > len(data):
+            raise FrameInfoError(start, f"says {length} bytes of data, {len(data) - at} are left")
+        content = data[at : at + length]
+        entry = _BY_ID[response].get(id_)
+        infos.append(entry.load(content, at) if entry else UnknownFrameInfo(id_, content))
+        at += length
+    return tuple(infos)
+
+
+def encode_frame_infos(infos: tuple[FrameInfo, ...], *, response: bool) -> bytes:
+    """The framing extras for a packet; ValueError names what cannot be carried."""
+    out = bytearray()
+    for info in infos:
+        if isinstance(info, UnknownFrameInfo):
+            id_, content = info.id, info.data
+        else:
+            entry = _BY_KIND[response].get(type(info))
+            if entry is None:
+                side = "response" if response else "request"
+                raise ValueError(f"{type(info).__name__} is no frame info of a {side}")
+            try:
+                id_, content = entry.id, entry.dump(info)
+            except struct.error:
+                raise ValueError(f"{info} does not fit 16 bits") from None
+        if not 0 <= id_ <= _MAX_ESCAPED or len(content) > _MAX_ESCAPED:
+            raise ValueError(f"frame info {id_} of {len(content)} bytes is too large")
+        out.append(min(id_, 15) << 4 | min(len(content), 15))
+        if id_ >= 15:
+            out.append(id_ - 15)
+        if len(content) >= 15:
+            out.append(len(content) - 15)
+        out += content
+    if len(out) > 0xFF:
+        raise ValueError(f"framing extras are at most 255 bytes, not {len(out)}")
+    return bytes(out)

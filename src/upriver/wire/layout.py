@@ -1,0 +1,358 @@
+"""How a message lies in a packet, as data: records of fixed fields, and rules for key and value.
+
+A dialect is a table of `Layout`. The same table decodes, encodes and explains a packet, so a field
+is written down once. Conversions raise ValueError with the rule that was broken; who calls them
+knows the packet and adds field and offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum, IntFlag, auto
+from typing import Any
+
+from ..errors import Status
+from ..model import Datatype
+from .messages import Message, Response
+from .names import Command
+
+__all__ = [
+    "ALL_DATATYPES",
+    "NO_VALUE",
+    "ONLY_RAW",
+    "Cas",
+    "Codes",
+    "FieldError",
+    "KeyRule",
+    "Layout",
+    "Record",
+    "Slot",
+    "Value",
+    "const",
+    "datatype_name",
+    "length_of",
+    "reserved",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Numbers with names, both ways."""
+
+    what: str
+    names: Mapping[int, Any]
+    numbers: Mapping[Any, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", {name: number for number, name in self.names.items()})
+
+    def load(self, number: int) -> Any:
+        try:
+            return self.names[number]
+        except KeyError:
+            raise ValueError(f"{number} is no {self.what}") from None
+
+    def dump(self, name: Any) -> int:
+        try:
+            return self.numbers[name]
+        except KeyError:
+            raise ValueError(f"{name} is no {self.what} here") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One fixed-size field of a record."""
+
+    letter: str
+    #: The message's attribute, or "" for bytes that no message holds.
+    attribute: str
+    label: str
+    load: Callable[[int], Any] | None = None
+    dump: Callable[[Any], int] | None = None
+    #: What is sent where there is no attribute.
+    constant: int = 0
+    #: Whether anything but the constant is an error.
+    required: bool = False
+    minimum: int = 0
+    #: The attribute to send in place of one that is None, or a number.
+    absent: str | int | None = None
+    #: The attribute whose length this field holds.
+    measures: str = ""
+
+    @property
+    def size(self) -> int:
+        return struct.calcsize(">" + self.letter)
+
+    def number(self, message: Message) -> int:
+        """What stands in this field for a message."""
+        if self.measures:
+            return len(getattr(message, self.measures))
+        if not self.attribute:
+            return self.constant
+        content = getattr(message, self.attribute)
+        if content is None:
+            content = getattr(message, self.absent) if isinstance(self.absent, str) else self.absent
+        try:
+            number = int(self.dump(content) if self.dump else content)
+        except ValueError as problem:
+            raise FieldError(self.attribute, 0, str(problem)) from None
+        bits = 8 * self.size
+        if not self.minimum <= number < 1 << bits:
+            raise FieldError(self.attribute, 0, f"{number} is no unsigned {bits}-bit number here")
+        return number
+
+
+def _number(letter: str) -> Callable[..., Slot]:
+    def make(
+        attribute: str,
+        codes: Codes | type[IntFlag] | type[bool] | None = None,
+        *,
+        label: str = "",
+        minimum: int = 0,
+        absent: str | int | None = None,
+    ) -> Slot:
+        load: Callable[[int], Any] | None = None
+        dump: Callable[[Any], int] | None = None
+        if isinstance(codes, Codes):
+            load, dump = codes.load, codes.dump
+        elif codes is not None:
+            load, dump = codes, int
+        return Slot(
+            letter,
+            attribute,
+            label or attribute.replace("_", " "),
+            load,
+            dump,
+            minimum=minimum,
+            absent=absent,
+        )
+
+    return make
+
+
+u8 = _number("B")
+u16 = _number("H")
+u32 = _number("I")
+u64 = _number("Q")
+
+
+def reserved(letter: str, label: str = "reserved") -> Slot:
+    """Bytes sent as 0 and ignored on receipt."""
+    return Slot(letter, "", label)
+
+
+def const(letter: str, number: int, label: str) -> Slot:
+    """Bytes that are always the same; anything else is another message, or an error."""
+    return Slot(letter, "", label, constant=number, required=True)
+
+
+def length_of(letter: str, attribute: str, label: str) -> Slot:
+    """The length of an attribute that stands at an edge of the value."""
+    return Slot(letter, "", label, measures=attribute)
+
+
+class FieldError(ValueError):
+    """A rule that one field broke; ``offset`` counts from the start of the data."""
+
+    def __init__(self, field: str, offset: int, rule: str) -> None:
+        super().__init__(rule)
+        self.field = field
+        self.offset = offset
+        self.rule = rule
+
+
+class Record:
+    """Fields of fixed size, one behind the other."""
+
+    __slots__ = ("attributes", "size", "slots", "struct")
+
+    def __init__(self, *slots: Slot) -> None:
+        self.slots = slots
+        self.struct = struct.Struct(">" + "".join(slot.letter for slot in slots))
+        self.size = self.struct.size
+        self.attributes = frozenset(slot.attribute for slot in slots if slot.attribute)
+
+    def offset(self, index: int) -> int:
+        """Where a field begins, from the record's first byte."""
+        return sum(slot.size for slot in self.slots[:index])
+
+    def load(self, data: bytes, at: int, values: dict[str, Any]) -> dict[str, int]:
+        """Adds the attributes at ``at`` to ``values``; returns the lengths that were measured."""
+        lengths: dict[str, int] = {}
+        for index, number in enumerate(self.struct.unpack_from(data, at)):
+            slot = self.slots[index]
+            if slot.attribute:
+                if number < slot.minimum:
+                    raise FieldError(slot.label, at + self.offset(index), f"must not be {number}")
+                if slot.load is None:
+                    values[slot.attribute] = number
+                    continue
+                try:
+                    values[slot.attribute] = slot.load(number)
+                except ValueError as problem:
+                    where = at + self.offset(index)
+                    raise FieldError(slot.label, where, str(problem)) from None
+            elif slot.measures:
+                lengths[slot.measures] = number
+            elif slot.required and number != slot.constant:
+                rule = f"must be {slot.constant}, not {number}"
+                raise FieldError(slot.label, at + self.offset(index), rule)
+        return lengths
+
+    def dump(self, message: Message) -> bytes:
+        """The bytes for a message's attributes; FieldError names the one that does not fit."""
+        return self.struct.pack(*(slot.number(message) for slot in self.slots))
+
+    def matches(self, data: bytes) -> bool:
+        """Whether every constant that tells messages apart is there."""
+        return self.mismatch(data) is None
+
+    def mismatch(self, data: bytes) -> int | None:
+        """The index of the first constant that is not there."""
+        for index, number in enumerate(self.struct.unpack_from(data)):
+            slot = self.slots[index]
+            if slot.required and number != slot.constant:
+                return index
+        return None
+
+
+class KeyRule(Enum):
+    """What the key of a packet is."""
+
+    NONE = auto()
+    #: A document's key, behind its collection id where collections are negotiated.
+    DOCUMENT = auto()
+    #: As `DOCUMENT`, but may be missing (answers that repeat a key on request).
+    RAW = auto()
+    #: Text; must be there.
+    NAME = auto()
+    #: Text; may be missing.
+    OPTIONAL_NAME = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What the value of a packet is. The default is: whatever bytes there are."""
+
+    attribute: str = "value"
+    load: Callable[[bytes], Any] = bytes
+    dump: Callable[[Any], bytes] = bytes
+    required: bool = False
+    #: Fixed fields in place of a single attribute; the value is exactly these.
+    record: Record | None = None
+    #: Whether the document limit applies, not just the packet's.
+    document: bool = False
+    label: str = "value"
+
+
+NO_VALUE = None
+
+ALL_DATATYPES = frozenset(range(8))
+ONLY_RAW = frozenset({0})
+
+
+class Cas(Enum):
+    """What a request's CAS field must be."""
+
+    ANY = auto()
+    ZERO = auto()
+    SET = auto()
+
+
+_ENVELOPE = frozenset({"opaque", "frames", "command", "status", "status_code"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where each attribute of one message lies in one form of one packet."""
+
+    command: Command
+    opcode: int
+    message: type[Message]
+    extras: Record = field(default_factory=Record)
+    key: KeyRule = KeyRule.NONE
+    key_attribute: str = "key"
+    value: Value | None = NO_VALUE
+    #: Attributes at the front and at the back of the value, measured by a slot of the extras.
+    prefix: str = ""
+    suffix: str = ""
+    cas: Cas = Cas.ANY
+    #: Allowed datatypes; None ignores the byte and sends 0.
+    datatypes: frozenset[int] | None = ONLY_RAW
+    #: Attributes that the opcode itself stands for.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    #: Responses only: which status has this form.
+    status: Status = Status.SUCCESS
+    #: Bytes of extras accepted beyond the record and ignored.
+    surplus: int = 0
+    #: Filled in: the header fields the message holds, and defaults of what has no place here.
+    header: frozenset[str] = field(init=False)
+    has_command: bool = field(init=False)
+    homeless: tuple[tuple[str, Any], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = {f.name: f for f in fields(self.message)}
+        header = {name for name in ("vbucket", "cas", "datatype") if name in known}
+        if self.datatypes is None:
+            header.discard("datatype")
+        if issubclass(self.message, Response):  # the status has the vbucket's place
+            header.discard("vbucket")
+        places = set(header) | self.extras.attributes | set(self.constants) | _ENVELOPE
+        if self.key is KeyRule.DOCUMENT:
+            places |= {self.key_attribute, "collection"}
+        elif self.key is not KeyRule.NONE:
+            places.add(self.key_attribute)
+        if self.value is not None:
+            places |= self.value.record.attributes if self.value.record else {self.value.attribute}
+        places |= {self.prefix, self.suffix} - {""}
+        homeless = []
+        for name, info in known.items():
+            if name not in places:
+                if info.default is MISSING:
+                    raise TypeError(
+                        f"{self.message.__name__}.{name} has no place in {self.command}"
+                    )
+                homeless.append((name, info.default))
+        unknown = places - set(known) - _ENVELOPE - {"collection"}
+        if unknown:
+            raise TypeError(f"{self.message.__name__} has no {sorted(unknown)}")
+        object.__setattr__(self, "header", frozenset(header))
+        object.__setattr__(self, "has_command", "command" in known)
+        object.__setattr__(self, "homeless", tuple(homeless))
+
+    def accepts(self, extras: bytes, key: bytes, value: bytes) -> bool:
+        """Whether a packet with extras of the right length has this form rather than another."""
+        if (bool(key) and self.key is KeyRule.NONE) or (not key and self.key is KeyRule.NAME):
+            return False
+        if not self.extras.matches(extras):
+            return False
+        record = self.value.record if self.value else None
+        return record is None or (len(value) == record.size and record.matches(value))
+
+    def misfit(self, message: Message) -> str:
+        """The attribute that keeps a message from being sent in this form; "" if none does."""
+        for name, constant in self.constants.items():
+            if getattr(message, name) != constant:
+                return name
+        for name, default in self.homeless:
+            if getattr(message, name) != default:
+                return name
+        slots = self.extras.slots
+        if self.value is not None and self.value.record is not None:
+            slots += self.value.record.slots
+        for slot in slots:
+            name = slot.attribute or slot.measures
+            if name and slot.absent is None and getattr(message, name) is None:
+                return name
+        return ""
+
+
+def datatype_name(number: int) -> str:
+    """``JSON|XATTR`` for 5."""
+    return "|".join(flag.name or "" for flag in Datatype(number)) or "RAW"

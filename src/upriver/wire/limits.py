@@ -1,0 +1,48 @@
+"""How large anything from the network may be, and why. Nothing is read past these.
+
+A limit that a peer breaks ends in a `DecodeError` that names the field; only a limit on a
+packet's own length makes the connection unusable, because what follows cannot be found.
+"""
+
+from typing import Final
+
+#: A document key without a collection prefix: memcached's limit since its first release.
+MAX_KEY: Final = 250
+
+#: A key as it travels behind a collection prefix, the prefix included: one byte for the default
+#: collection and 250 of key, or five bytes of prefix and 246 of key.
+MAX_PREFIXED_KEY: Final = 251
+
+#: The key proper in any collection but the default one.
+MAX_COLLECTION_KEY: Final = 246
+
+#: Names that are no document keys (agents, statistics groups, control keys, group ids): as much
+#: as fits the same field on real servers.
+MAX_NAME: Final = 250
+
+#: Real servers document 200 bytes for the name of a connection but enforce only the key's limit;
+#: clients exist that use more than 200, so the enforced one is followed.
+MAX_CONNECTION_NAME: Final = 250
+
+#: A document: 20 MiB is what Couchbase allows.
+MAX_VALUE: Final = 20 * 1024 * 1024
+
+#: Extended attributes may add 1 MiB of system attributes to a document.
+MAX_SYSTEM_XATTRS: Final = 1024 * 1024
+
+#: The body of one packet. Real servers drop a peer above 30 MiB: a 20 MiB document, its
+#: attributes, and room for messages that carry several documents.
+MAX_BODY: Final = 30 * 1024 * 1024
+
+#: A failover log has at most 25 entries on real servers; draft 000 speaks of 1 to 1024.
+MAX_FAILOVER_LOG: Final = 1024
+
+#: HELLO lists two bytes a feature; about forty exist.
+MAX_FEATURES: Final = 1024
+
+#: A vbucket id: real buckets have at most 1024, the field allows any u16.
+MAX_VBUCKET: Final = 0xFFFF
+
+#: A decompressed value: what `MAX_VALUE` allows uncompressed, so that a small packet cannot
+#: unpack into all of memory.
+MAX_INFLATED: Final = MAX_VALUE + MAX_SYSTEM_XATTRS

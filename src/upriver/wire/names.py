@@ -1,0 +1,243 @@
+"""The names of commands, features, flags and levels. Numbers for the enums live in the dialects.
+
+Flags are bit sets that no draft renumbers, so they keep their bits.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntFlag, StrEnum, auto
+
+__all__ = [
+    "Command",
+    "DurabilityLevel",
+    "Feature",
+    "MarkerFlag",
+    "OpenFlag",
+    "OsoFlag",
+    "RequestedState",
+    "StreamFlag",
+]
+
+
+class Command(StrEnum):
+    """Every request that any draft has, by name; a response names the one it answers."""
+
+    # the change stream
+    OPEN = auto()
+    ADD_STREAM = auto()
+    CLOSE_STREAM = auto()
+    STREAM_REQUEST = auto()
+    FAILOVER_LOG = auto()
+    STREAM_START = auto()
+    STREAM_END = auto()
+    SNAPSHOT_START = auto()
+    SNAPSHOT_END = auto()
+    SNAPSHOT_MARKER = auto()
+    MUTATION = auto()
+    DELETION = auto()
+    EXPIRATION = auto()
+    FLUSH_STREAM = auto()
+    SET_STREAM_STATE = auto()
+    STREAM_NOOP = auto()
+    BUFFER_ACK = auto()
+    CONTROL = auto()
+    SYSTEM_EVENT = auto()
+    PREPARE = auto()
+    SEQNO_ACKNOWLEDGED = auto()
+    COMMIT = auto()
+    ABORT = auto()
+    SEQNO_ADVANCED = auto()
+    OSO_SNAPSHOT = auto()
+    CACHE_TRANSFER = auto()
+    CACHE_TRANSFER_END = auto()
+    REQUEST_ERROR = auto()
+    RESPONSE_ERROR = auto()
+    # documents
+    GET = auto()
+    GETQ = auto()
+    GETK = auto()
+    GETKQ = auto()
+    GAT = auto()
+    GATQ = auto()
+    GET_REPLICA = auto()
+    GET_LOCKED = auto()
+    GET_RANDOM_KEY = auto()
+    GET_META = auto()
+    GETQ_META = auto()
+    SET = auto()
+    SETQ = auto()
+    ADD = auto()
+    ADDQ = auto()
+    REPLACE = auto()
+    REPLACEQ = auto()
+    APPEND = auto()
+    APPENDQ = auto()
+    PREPEND = auto()
+    PREPENDQ = auto()
+    DELETE = auto()
+    DELETEQ = auto()
+    INCREMENT = auto()
+    INCREMENTQ = auto()
+    DECREMENT = auto()
+    DECREMENTQ = auto()
+    TOUCH = auto()
+    UNLOCK = auto()
+    SET_WITH_META = auto()
+    SETQ_WITH_META = auto()
+    ADD_WITH_META = auto()
+    ADDQ_WITH_META = auto()
+    DELETE_WITH_META = auto()
+    DELETEQ_WITH_META = auto()
+    FLUSH = auto()
+    FLUSHQ = auto()
+    # parts of documents
+    SUBDOC_GET = auto()
+    SUBDOC_EXISTS = auto()
+    SUBDOC_DICT_ADD = auto()
+    SUBDOC_DICT_UPSERT = auto()
+    SUBDOC_DELETE = auto()
+    SUBDOC_REPLACE = auto()
+    SUBDOC_ARRAY_PUSH_LAST = auto()
+    SUBDOC_ARRAY_PUSH_FIRST = auto()
+    SUBDOC_ARRAY_INSERT = auto()
+    SUBDOC_ARRAY_ADD_UNIQUE = auto()
+    SUBDOC_COUNTER = auto()
+    SUBDOC_MULTI_LOOKUP = auto()
+    SUBDOC_MULTI_MUTATION = auto()
+    SUBDOC_GET_COUNT = auto()
+    SUBDOC_REPLACE_BODY_WITH_XATTR = auto()
+    # the connection
+    QUIT = auto()
+    QUITQ = auto()
+    NOOP = auto()
+    VERSION = auto()
+    VERBOSITY = auto()
+    STAT = auto()
+    HELLO = auto()
+    SASL_LIST_MECHANISMS = auto()
+    SASL_AUTH = auto()
+    SASL_STEP = auto()
+    LIST_BUCKETS = auto()
+    SELECT_BUCKET = auto()
+    GET_CLUSTER_CONFIG = auto()
+    SET_CLUSTER_CONFIG = auto()
+    GET_ERROR_MAP = auto()
+    CLUSTERMAP_CHANGED = auto()
+    # vbuckets and collections
+    SET_VBUCKET = auto()
+    GET_VBUCKET = auto()
+    DELETE_VBUCKET = auto()
+    GET_ALL_SEQNOS = auto()
+    GET_FAILOVER_LOG = auto()
+    OBSERVE = auto()
+    OBSERVE_SEQNO = auto()
+    SEQNO_PERSISTENCE = auto()
+    STOP_PERSISTENCE = auto()
+    START_PERSISTENCE = auto()
+    COMPACT = auto()
+    SET_MANIFEST = auto()
+    GET_MANIFEST = auto()
+    GET_COLLECTION_ID = auto()
+    GET_SCOPE_ID = auto()
+
+
+class Feature(Enum):
+    """What a client offers in HELLO and a server accepts."""
+
+    DATATYPE = auto()
+    TLS = auto()
+    TCP_NODELAY = auto()
+    MUTATION_SEQNO = auto()
+    TCP_DELAY = auto()
+    XATTR = auto()
+    XERROR = auto()
+    SELECT_BUCKET = auto()
+    SNAPPY = auto()
+    JSON = auto()
+    DUPLEX = auto()
+    CLUSTERMAP_NOTIFICATION = auto()
+    UNORDERED_EXECUTION = auto()
+    TRACING = auto()
+    ALT_REQUEST = auto()
+    SYNC_REPLICATION = auto()
+    COLLECTIONS = auto()
+    SNAPPY_EVERYWHERE = auto()
+    PRESERVE_TTL = auto()
+    VATTR = auto()
+    CREATE_AS_DELETED = auto()
+    DOCUMENT_MACRO = auto()
+    REPLACE_BODY_WITH_XATTR = auto()
+    UNIT_USAGE = auto()
+    NON_BLOCKING_THROTTLE = auto()
+    SUBDOC_REPLICA_READ = auto()
+    CLUSTERMAP_KNOWN_VERSION = auto()
+    DEDUPE_NOT_MY_VBUCKET = auto()
+    CLUSTERMAP_BRIEF_NOTIFICATION = auto()
+
+
+class RequestedState(Enum):
+    """Whose seqnos are asked for: vbuckets in one state, or in any but dead."""
+
+    ALIVE = auto()
+    ACTIVE = auto()
+    REPLICA = auto()
+    PENDING = auto()
+    DEAD = auto()
+
+
+class DurabilityLevel(Enum):
+    """How many copies a write must reach before it is answered."""
+
+    NONE = auto()
+    MAJORITY = auto()
+    MAJORITY_AND_PERSIST_ON_MASTER = auto()
+    PERSIST_TO_MAJORITY = auto()
+
+
+class OpenFlag(IntFlag):
+    """What a connection is opened for."""
+
+    CONSUMER = 0
+    PRODUCER = 0x1
+    NOTIFIER = 0x2
+    INCLUDE_XATTRS = 0x4
+    NO_VALUE = 0x8
+    INCLUDE_DELETE_TIMES = 0x20
+    NO_VALUE_WITH_DATATYPE = 0x40
+    INCLUDE_DELETED_USER_XATTRS = 0x100
+    SKIP_DELETES_IN_BACKFILL = 0x200
+
+
+class StreamFlag(IntFlag):
+    """How a stream is to run; the same bits in Add Stream and Stream Request."""
+
+    NONE = 0
+    TAKEOVER = 0x1
+    DISK_ONLY = 0x2
+    TO_LATEST = 0x4
+    NO_VALUE = 0x8
+    ACTIVE_ONLY = 0x10
+    STRICT_VBUUID = 0x20
+    FROM_LATEST = 0x40
+    IGNORE_PURGED = 0x80
+    CACHE_TRANSFER = 0x100
+
+
+class MarkerFlag(IntFlag):
+    """Where a snapshot came from and what the reader owes for it."""
+
+    NONE = 0
+    MEMORY = 0x01
+    DISK = 0x02
+    CHECKPOINT = 0x04
+    ACK = 0x08
+    HISTORY = 0x10
+    DUPLICATES = 0x20
+
+
+class OsoFlag(IntFlag):
+    """The edges of a snapshot that comes out of seqno order."""
+
+    NONE = 0
+    START = 1
+    END = 2
