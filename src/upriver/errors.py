@@ -10,6 +10,13 @@
     ├── RollbackRequired         the peer's branch does not have what the reader has
     ├── StreamEnded              the peer ended a stream before its end
     ├── StoreError               the store cannot do what was asked
+    │   ├── StoreRefusal           one operation is refused, with the status to answer
+    │   ├── StoreLocked            another process has the store open
+    │   ├── StoreTooNew            a later release wrote it
+    │   ├── StoreDamaged           what is on disk contradicts itself
+    │   ├── StoreFull              there is no room left to write
+    │   ├── StoreNotWritable       the directory or its files may not be written
+    │   └── StoreClosed            it was closed, by us or after a failed write
     └── ConfigError              a setting that is wrong or contradicts another
 
 Attributes carry the facts; the message is made from them. This module knows nothing
@@ -30,7 +37,14 @@ __all__ = [
     "RollbackRequired",
     "Status",
     "StatusError",
+    "StoreClosed",
+    "StoreDamaged",
     "StoreError",
+    "StoreFull",
+    "StoreLocked",
+    "StoreNotWritable",
+    "StoreRefusal",
+    "StoreTooNew",
     "StreamEnded",
     "UpriverError",
 ]
@@ -244,6 +258,69 @@ class StreamEnded(UpriverError):
 
 class StoreError(UpriverError):
     """The store cannot do what was asked of it."""
+
+
+class StoreRefusal(StoreError):
+    """One operation is refused and nothing was changed; ``status`` is what a server answers."""
+
+    def __init__(self, status: Status, rule: str) -> None:
+        super().__init__(f"{status.name}: {rule}")
+        self.status = status
+        self.rule = rule
+
+
+class StoreLocked(StoreError):
+    """Another process has the store open; ``holder`` says which one, as far as it is known."""
+
+    def __init__(self, *, path: str, holder: str) -> None:
+        super().__init__(f"the store {path} is in use by {holder}")
+        self.path = path
+        self.holder = holder
+
+
+class StoreTooNew(StoreError):
+    """The store has a format of a later release."""
+
+    def __init__(self, *, path: str, found: int, supported: int) -> None:
+        super().__init__(f"the store {path} has format {found}; this release knows {supported}")
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class _StoreProblem(StoreError):
+    """A store, and what is wrong with it."""
+
+    sentence = "the store {path}: {problem}"
+
+    def __init__(self, *, path: str, problem: str) -> None:
+        super().__init__(self.sentence.format(path=path, problem=problem))
+        self.path = path
+        self.problem = problem
+
+
+class StoreDamaged(_StoreProblem):
+    """What is on disk contradicts itself; nothing was opened or changed."""
+
+    sentence = "the store {path} is damaged: {problem}"
+
+
+class StoreFull(_StoreProblem):
+    """There is no room left to write; nothing of the group was acknowledged."""
+
+    sentence = "the store {path} has no room left: {problem}"
+
+
+class StoreNotWritable(_StoreProblem):
+    """The directory or one of its files may not be written."""
+
+    sentence = "the store {path} cannot be written: {problem}"
+
+
+class StoreClosed(_StoreProblem):
+    """It was closed: by its owner, or because a write failed and only reopening is safe."""
+
+    sentence = "the store {path} is closed: {problem}"
 
 
 class ConfigError(UpriverError):

@@ -12,9 +12,10 @@ from typing import Any
 from ..model import Datatype, FailoverEntry
 from . import limits
 from .kv import SubdocPath
-from .layout import Codes, Value
+from .layout import Value
 from .messages import CachedItem
 from .names import Command
+from .numbers import Codes
 
 __all__ = [
     "ALL_SEQNOS",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import Status
 from .names import DurabilityLevel
+from .numbers import DURABILITY_LEVELS
 
 __all__ = [
     "Barrier",
@@ -36,12 +37,6 @@ __all__ = [
 ]
 
 _U16 = struct.Struct(">H")
-_LEVELS = {
-    1: DurabilityLevel.MAJORITY,
-    2: DurabilityLevel.MAJORITY_AND_PERSIST_ON_MASTER,
-    3: DurabilityLevel.PERSIST_TO_MAJORITY,
-}
-_LEVEL_NUMBERS = {level: number for number, level in _LEVELS.items()}
 
 
 class FrameInfoError(ValueError):
@@ -171,11 +166,10 @@ def _load_bytes(kind: Callable[[bytes], FrameInfo]) -> Callable[[bytes, int], Fr
 def _load_durability(data: bytes, offset: int) -> FrameInfo:
     if len(data) not in (1, 3):
         raise FrameInfoError(offset, f"durability carries 1 or 3 bytes, not {len(data)}")
-    level = _LEVELS.get(data[0])
-    if level is None:
-        raise FrameInfoError(
-            offset, f"{data[0]} is no durability level", Status.DURABILITY_INVALID_LEVEL
-        )
+    try:
+        level = DURABILITY_LEVELS.load(data[0])
+    except ValueError as problem:
+        raise FrameInfoError(offset, str(problem), Status.DURABILITY_INVALID_LEVEL) from None
     if len(data) == 1:
         return Durability(level)
     timeout = _U16.unpack_from(data, 1)[0]
@@ -186,9 +180,7 @@ def _load_durability(data: bytes, offset: int) -> FrameInfo:
 
 def _dump_durability(info: FrameInfo) -> bytes:
     assert isinstance(info, Durability)
-    number = _LEVEL_NUMBERS.get(info.level)
-    if number is None:
-        raise ValueError("a durability requirement needs a level")
+    number = DURABILITY_LEVELS.dump(info.level)
     if info.timeout_ms is None:
         return bytes([number])
     if not 0 < info.timeout_ms < 0xFFFF:

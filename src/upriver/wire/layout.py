@@ -8,7 +8,7 @@ knows the packet and adds field and offset.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, IntFlag, auto
 from typing import Any
@@ -17,19 +17,20 @@ from ..errors import Status
 from ..model import Datatype
 from .messages import Message, Response
 from .names import Command
+from .numbers import Codes
 
 __all__ = [
     "ALL_DATATYPES",
     "NO_VALUE",
     "ONLY_RAW",
     "Cas",
-    "Codes",
     "FieldError",
     "KeyRule",
     "Layout",
     "Record",
     "Slot",
     "Value",
+    "closest",
     "const",
     "datatype_name",
     "length_of",
@@ -39,30 +40,6 @@ __all__ = [
     "u32",
     "u64",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """Numbers with names, both ways."""
-
-    what: str
-    names: Mapping[int, Any]
-    numbers: Mapping[Any, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", {name: number for number, name in self.names.items()})
-
-    def load(self, number: int) -> Any:
-        try:
-            return self.names[number]
-        except KeyError:
-            raise ValueError(f"{number} is no {self.what}") from None
-
-    def dump(self, name: Any) -> int:
-        try:
-            return self.numbers[name]
-        except KeyError:
-            raise ValueError(f"{name} is no {self.what} here") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +155,11 @@ class Record:
         self.size = self.struct.size
         self.attributes = frozenset(slot.attribute for slot in slots if slot.attribute)
 
+    @property
+    def has_constants(self) -> bool:
+        """Whether a field of the record tells it from others of the same size."""
+        return any(slot.required for slot in self.slots)
+
     def offset(self, index: int) -> int:
         """Where a field begins, from the record's first byte."""
         return sum(slot.size for slot in self.slots[:index])
@@ -208,10 +190,6 @@ class Record:
     def dump(self, message: Message) -> bytes:
         """The bytes for a message's attributes; FieldError names the one that does not fit."""
         return self.struct.pack(*(slot.number(message) for slot in self.slots))
-
-    def matches(self, data: bytes) -> bool:
-        """Whether every constant that tells messages apart is there."""
-        return self.mismatch(data) is None
 
     def mismatch(self, data: bytes) -> int | None:
         """The index of the first constant that is not there."""
@@ -289,8 +267,6 @@ class Layout:
     constants: Mapping[str, Any] = field(default_factory=dict)
     #: Responses only: which status has this form.
     status: Status = Status.SUCCESS
-    #: Bytes of extras accepted beyond the record and ignored.
-    surplus: int = 0
     #: Filled in: the header fields the message holds, and defaults of what has no place here.
     header: frozenset[str] = field(init=False)
     has_command: bool = field(init=False)
@@ -326,14 +302,12 @@ class Layout:
         object.__setattr__(self, "has_command", "command" in known)
         object.__setattr__(self, "homeless", tuple(homeless))
 
-    def accepts(self, extras: bytes, key: bytes, value: bytes) -> bool:
-        """Whether a packet with extras of the right length has this form rather than another."""
+    def accepts(self, key: bytes, value: bytes) -> bool:
+        """Whether a packet with the right extras has this form rather than another."""
         if (bool(key) and self.key is KeyRule.NONE) or (not key and self.key is KeyRule.NAME):
             return False
-        if not self.extras.matches(extras):
-            return False
         record = self.value.record if self.value else None
-        return record is None or (len(value) == record.size and record.matches(value))
+        return record is None or (len(value) == record.size and record.mismatch(value) is None)
 
     def misfit(self, message: Message) -> str:
         """The attribute that keeps a message from being sent in this form; "" if none does."""
@@ -351,6 +325,19 @@ class Layout:
             if name and slot.absent is None and getattr(message, name) is None:
                 return name
         return ""
+
+
+def closest(layouts: Sequence[Layout], extras: bytes, key: bytes, value: bytes) -> Layout | None:
+    """The form that a packet has, or comes closest to; None if its extras fit no form's length."""
+    fitting = [x for x in layouts if x.extras.size == len(extras)]
+    told_apart = [x for x in fitting if x.extras.has_constants]
+    candidates = (
+        [x for x in told_apart if x.extras.mismatch(extras) is None]
+        or [x for x in fitting if x not in told_apart]
+        or fitting
+    )
+    fallback = candidates[0] if candidates else None
+    return next((x for x in candidates if x.accepts(key, value)), fallback)
 
 
 def datatype_name(number: int) -> str:

@@ -30,6 +30,9 @@ MAX_VALUE: Final = 20 * 1024 * 1024
 #: Extended attributes may add 1 MiB of system attributes to a document.
 MAX_SYSTEM_XATTRS: Final = 1024 * 1024
 
+#: What a stored value may be in all, whatever it is made of.
+MAX_STORED_VALUE: Final = MAX_VALUE + MAX_SYSTEM_XATTRS
+
 #: The body of one packet. Real servers drop a peer above 30 MiB: a 20 MiB document, its
 #: attributes, and room for messages that carry several documents.
 MAX_BODY: Final = 30 * 1024 * 1024
@@ -43,6 +46,6 @@ MAX_FEATURES: Final = 1024
 #: A vbucket id: real buckets have at most 1024, the field allows any u16.
 MAX_VBUCKET: Final = 0xFFFF
 
-#: A decompressed value: what `MAX_VALUE` allows uncompressed, so that a small packet cannot
+#: A decompressed value: no more than may be stored uncompressed, so that a small packet cannot
 #: unpack into all of memory.
-MAX_INFLATED: Final = MAX_VALUE + MAX_SYSTEM_XATTRS
+MAX_INFLATED: Final = MAX_STORED_VALUE

@@ -108,6 +108,8 @@ class PlainResponse(Response):
     value: bytes = b""
     cas: int = 0
     datatype: Datatype = Datatype.RAW
+    #: Answers a command without a name that a server sent.
+    from_server: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

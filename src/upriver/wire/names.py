@@ -140,6 +140,38 @@ class Command(StrEnum):
     GET_COLLECTION_ID = auto()
     GET_SCOPE_ID = auto()
 
+    @property
+    def from_server(self) -> bool:
+        """Whether it is the serving side, the producer, that sends this request."""
+        return self in _FROM_SERVER
+
+
+_FROM_SERVER = frozenset(
+    {
+        Command.STREAM_START,
+        Command.STREAM_END,
+        Command.SNAPSHOT_START,
+        Command.SNAPSHOT_END,
+        Command.SNAPSHOT_MARKER,
+        Command.MUTATION,
+        Command.DELETION,
+        Command.EXPIRATION,
+        Command.FLUSH_STREAM,
+        Command.SET_STREAM_STATE,
+        Command.STREAM_NOOP,
+        Command.SYSTEM_EVENT,
+        Command.PREPARE,
+        Command.COMMIT,
+        Command.ABORT,
+        Command.SEQNO_ADVANCED,
+        Command.OSO_SNAPSHOT,
+        Command.CACHE_TRANSFER,
+        Command.CACHE_TRANSFER_END,
+        Command.REQUEST_ERROR,
+        Command.CLUSTERMAP_CHANGED,
+    }
+)
+
 
 class Feature(Enum):
     """What a client offers in HELLO and a server accepts."""

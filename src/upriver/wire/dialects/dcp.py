@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...errors import Status
-from ...model import StreamEndReason, VBucketState
+from ...model import VBucketState
 from .. import messages as m
 from ..codecs import CACHED_ITEMS, FAILOVER_LOG, TEXT
 from ..layout import (
     ALL_DATATYPES,
     Cas,
-    Codes,
     KeyRule,
     Layout,
     Record,
@@ -28,34 +27,14 @@ from ..layout import (
     u64,
 )
 from ..names import Command as C
-from ..names import DurabilityLevel, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from ..names import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from ..numbers import DURABILITY_LEVELS, MODERN_REASONS, MODERN_STATES, STATUSES
 from . import keyvalue
-from .memcached import MemcachedDialect, Table
+from .memcached import MemcachedDialect
+from .table import Table
 
 __all__ = ["STREAM_RESPONSES", "Dcp"]
 
-_REASONS = Codes(
-    "stream end reason",
-    {
-        0: StreamEndReason.OK,
-        1: StreamEndReason.CLOSED,
-        2: StreamEndReason.STATE_CHANGED,
-        3: StreamEndReason.DISCONNECTED,
-        4: StreamEndReason.TOO_SLOW,
-        5: StreamEndReason.BACKFILL_FAILED,
-        6: StreamEndReason.ROLLBACK,
-        7: StreamEndReason.FILTER_EMPTY,
-        8: StreamEndReason.LOST_PRIVILEGES,
-    },
-)
-_LEVELS = Codes(
-    "durability level",
-    {
-        1: DurabilityLevel.MAJORITY,
-        2: DurabilityLevel.MAJORITY_AND_PERSIST_ON_MASTER,
-        3: DurabilityLevel.PERSIST_TO_MAJORITY,
-    },
-)
 #: What a deletion's value may be: xattrs, and what faulty servers are known to have stored.
 _DELETION_DATATYPES = frozenset({0, 2, 4, 5, 6, 7})
 
@@ -149,7 +128,7 @@ _REQUESTS = [
         value=Value("filter"),
     ),
     _stream(C.FAILOVER_LOG, 0x54, m.FailoverLogRequest),
-    _stream(C.STREAM_END, 0x55, m.StreamEnd, u32("reason", _REASONS)),
+    _stream(C.STREAM_END, 0x55, m.StreamEnd, u32("reason", MODERN_REASONS)),
     _stream(C.SNAPSHOT_MARKER, 0x56, m.SnapshotMarker, *_SNAPSHOT, _MARKER_FLAGS),
     _marker(0, *_VISIBLE),
     _marker(2, *_VISIBLE, *_PURGE),
@@ -178,7 +157,7 @@ _REQUESTS = [
     ),
     _data(C.EXPIRATION, 0x59, m.Expiration, _SEQNO, _REV, u32("delete_time", absent=0)),
     _stream(C.FLUSH_STREAM, 0x5A, m.FlushStream),
-    _stream(C.SET_STREAM_STATE, 0x5B, m.SetStreamState, u8("state", keyvalue.MODERN_STATES)),
+    _stream(C.SET_STREAM_STATE, 0x5B, m.SetStreamState, u8("state", MODERN_STATES)),
     _stream(C.STREAM_NOOP, 0x5C, m.StreamNoop),
     _stream(C.BUFFER_ACK, 0x5D, m.BufferAck, u32("size", label="bytes")),
     Layout(C.CONTROL, 0x5E, m.Control, key=KeyRule.NAME, value=TEXT),
@@ -207,7 +186,7 @@ _REQUESTS = [
         u32("lock_time"),
         u8("nru"),
         u8("deleted", bool),
-        u8("level", _LEVELS, label="durability level"),
+        u8("level", DURABILITY_LEVELS, label="durability level"),
         cas=Cas.SET,
     ),
     _stream(C.SEQNO_ACKNOWLEDGED, 0x61, m.SeqnoAcknowledged, u64("prepared_seqno"), cas=Cas.ZERO),
@@ -270,18 +249,6 @@ def stream_responses(
 
 STREAM_RESPONSES = stream_responses(stream_request=0x53, failover_log=0x54, add_stream=0x51)
 
-#: How the drafts, and releases up to 3.0, number states on a stream.
-DRAFT_STATES = Codes(
-    "vbucket state",
-    {
-        1: VBucketState.ACTIVE,
-        2: VBucketState.PENDING,
-        3: VBucketState.REPLICA,
-        4: VBucketState.DEAD,
-    },
-)
-
-
 _SWAPPED = {
     VBucketState.REPLICA: VBucketState.PENDING,
     VBucketState.PENDING: VBucketState.REPLICA,
@@ -307,7 +274,7 @@ class Dcp(MemcachedDialect):
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],
         [*STREAM_RESPONSES, *keyvalue.RESPONSES],
-        keyvalue.STATUSES,
+        STATUSES,
     )
 
     def encode(self, message: m.Message) -> bytes:

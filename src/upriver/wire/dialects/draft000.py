@@ -13,10 +13,11 @@ from .. import messages as m
 from ..layout import KeyRule, Layout, Record, Value, reserved, u8, u32, u64
 from ..names import Command as C
 from ..names import StreamFlag
+from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
-from .dcp import DRAFT_STATES, stream_responses
-from .draft001 import DRAFT_REASONS
-from .memcached import MemcachedDialect, Table
+from .dcp import stream_responses
+from .memcached import MemcachedDialect
+from .table import Table
 
 __all__ = ["Draft000"]
 
@@ -76,7 +77,7 @@ class Draft000(MemcachedDialect):
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],
         [*stream_responses(stream_request=0x50, failover_log=0x51), *keyvalue.RESPONSES],
-        keyvalue.STATUSES,
+        STATUSES,
         # the draft's own example of "not my vbucket" has 1 where its list says 7
         status_aliases={(C.STREAM_REQUEST, 0x01): Status.NOT_MY_VBUCKET},
     )

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...model import StreamEndReason
 from .. import messages as m
 from ..codecs import TEXT
 from ..layout import (
     ALL_DATATYPES,
-    Codes,
     KeyRule,
     Layout,
     Record,
@@ -27,15 +25,13 @@ from ..layout import (
 )
 from ..names import Command as C
 from ..names import OpenFlag, StreamFlag
+from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
-from .dcp import DRAFT_STATES, STREAM_RESPONSES
-from .memcached import MemcachedDialect, Table
+from .dcp import STREAM_RESPONSES
+from .memcached import MemcachedDialect
+from .table import Table
 
-__all__ = ["DRAFT_REASONS", "Draft001"]
-
-DRAFT_REASONS = Codes(
-    "stream end reason", {0: StreamEndReason.OK, 1: StreamEndReason.STATE_CHANGED}
-)
+__all__ = ["Draft001"]
 
 _BODY = Value(document=True)
 _SEQNOS = (u64("seqno", label="by seqno"), u64("rev", label="rev seqno"))
@@ -110,10 +106,10 @@ class Draft001(MemcachedDialect):
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],
         [*STREAM_RESPONSES, *keyvalue.RESPONSES],
-        keyvalue.STATUSES,
+        STATUSES,
     )
 
-    def _layout_for(self, message: m.Message) -> Layout:
+    def layout_for(self, message: m.Message) -> Layout:
         if self.nru and isinstance(message, m.Mutation):
             return _MUTATION_WITH_NRU
-        return MemcachedDialect._layout_for(self, message)
+        return MemcachedDialect.layout_for(self, message)

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NoReturn
 
-from ...errors import DecodeError, EncodeError, Status
+from ...errors import DecodeError, Status
 from .. import limits
 from .. import messages as m
 from ..codecs import FAILOVER_LOG, text
@@ -32,7 +32,8 @@ from ..layout import (
     u64,
 )
 from ..names import Command as C
-from .draft001 import DRAFT_REASONS
+from ..numbers import DRAFT_REASONS
+from .writing import refuse
 
 __all__ = ["BODIES", "OPCODE_NAMES", "Draft002", "select_body"]
 
@@ -270,7 +271,7 @@ class Draft002:
             if tail:
                 self._fail(name, "length", 8, f"{len(tail)} bytes too many")
             return
-        limit = limits.MAX_VALUE + limits.MAX_SYSTEM_XATTRS if rule.document else limits.MAX_BODY
+        limit = limits.MAX_STORED_VALUE if rule.document else limits.MAX_BODY
         if rule.attribute == "group":
             limit = limits.MAX_NAME
         if len(tail) > limit:
@@ -339,4 +340,4 @@ class Draft002:
         )
 
     def _refuse(self, message: m.Message, field: str, rule: str) -> NoReturn:
-        raise EncodeError(dialect=self.name, message=type(message).__name__, field=field, rule=rule)
+        refuse(self.name, message, field, rule)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import Status
-from ...model import Datatype, VBucketState
 from .. import kv
 from ..codecs import (
     ALL_SEQNOS,
@@ -24,7 +22,6 @@ from ..codecs import (
 from ..layout import (
     ALL_DATATYPES,
     Cas,
-    Codes,
     KeyRule,
     Layout,
     Record,
@@ -38,150 +35,9 @@ from ..layout import (
     u64,
 )
 from ..names import Command as C
-from ..names import Feature, RequestedState
+from ..numbers import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 
-__all__ = ["MODERN_STATES", "REQUESTS", "RESPONSES", "STATUSES"]
-
-STATUSES = {
-    0x00: Status.SUCCESS,
-    0x01: Status.NOT_FOUND,
-    0x02: Status.EXISTS,
-    0x03: Status.TOO_BIG,
-    0x04: Status.INVALID,
-    0x05: Status.NOT_STORED,
-    0x06: Status.BAD_DELTA,
-    0x07: Status.NOT_MY_VBUCKET,
-    0x08: Status.NO_BUCKET,
-    0x09: Status.LOCKED,
-    0x0A: Status.STREAM_NOT_FOUND,
-    0x0B: Status.OPAQUE_NO_MATCH,
-    0x0C: Status.WOULD_THROTTLE,
-    0x0D: Status.CONFIG_ONLY,
-    0x0E: Status.NOT_LOCKED,
-    0x0F: Status.CAS_VALUE_INVALID,
-    0x1F: Status.AUTH_STALE,
-    0x20: Status.AUTH_ERROR,
-    0x21: Status.AUTH_CONTINUE,
-    0x22: Status.RANGE,
-    0x23: Status.ROLLBACK,
-    0x24: Status.NO_ACCESS,
-    0x25: Status.NOT_INITIALISED,
-    0x26: Status.ENCRYPTION_KEY_NOT_AVAILABLE,
-    0x27: Status.CHECKSUM_MISMATCH,
-    0x28: Status.EXPIRY_OVERFLOW,
-    0x29: Status.LOCK_EXPIRY_OVERFLOW,
-    0x30: Status.RATE_LIMITED_NETWORK_INGRESS,
-    0x31: Status.RATE_LIMITED_NETWORK_EGRESS,
-    0x32: Status.RATE_LIMITED_MAX_CONNECTIONS,
-    0x33: Status.RATE_LIMITED_MAX_COMMANDS,
-    0x35: Status.BUCKET_SIZE_LIMIT_EXCEEDED,
-    0x36: Status.BUCKET_RESIDENT_RATIO_TOO_LOW,
-    0x37: Status.BUCKET_DATA_SIZE_TOO_BIG,
-    0x38: Status.BUCKET_DISK_SPACE_TOO_LOW,
-    0x50: Status.BUCKET_PAUSED,
-    0x51: Status.CANCELLED,
-    0x80: Status.UNKNOWN_FRAME_INFO,
-    0x81: Status.UNKNOWN_COMMAND,
-    0x82: Status.NO_MEMORY,
-    0x83: Status.NOT_SUPPORTED,
-    0x84: Status.INTERNAL,
-    0x85: Status.BUSY,
-    0x86: Status.TEMPORARY_FAILURE,
-    0x87: Status.XATTR_INVALID,
-    0x88: Status.UNKNOWN_COLLECTION,
-    0x8A: Status.MANIFEST_NOT_APPLIED,
-    0x8C: Status.UNKNOWN_SCOPE,
-    0x8D: Status.STREAM_ID_INVALID,
-    0xA0: Status.DURABILITY_INVALID_LEVEL,
-    0xA1: Status.DURABILITY_IMPOSSIBLE,
-    0xA2: Status.SYNC_WRITE_IN_PROGRESS,
-    0xA3: Status.SYNC_WRITE_AMBIGUOUS,
-    0xA4: Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
-    0xA5: Status.RANGE_SCAN_CANCELLED,
-    0xA6: Status.RANGE_SCAN_MORE,
-    0xA7: Status.RANGE_SCAN_COMPLETE,
-    0xA8: Status.VBUUID_NOT_EQUAL,
-    0xC0: Status.SUBDOC_PATH_NOT_FOUND,
-    0xC1: Status.SUBDOC_PATH_MISMATCH,
-    0xC2: Status.SUBDOC_PATH_INVALID,
-    0xC3: Status.SUBDOC_PATH_TOO_BIG,
-    0xC4: Status.SUBDOC_DOC_TOO_DEEP,
-    0xC5: Status.SUBDOC_VALUE_CANNOT_INSERT,
-    0xC6: Status.SUBDOC_DOC_NOT_JSON,
-    0xC7: Status.SUBDOC_NUMBER_RANGE,
-    0xC8: Status.SUBDOC_DELTA_INVALID,
-    0xC9: Status.SUBDOC_PATH_EXISTS,
-    0xCA: Status.SUBDOC_VALUE_TOO_DEEP,
-    0xCB: Status.SUBDOC_INVALID_COMBINATION,
-    0xCC: Status.SUBDOC_MULTI_PATH_FAILURE,
-    0xCD: Status.SUBDOC_SUCCESS_DELETED,
-    0xCE: Status.SUBDOC_XATTR_INVALID_FLAGS,
-    0xCF: Status.SUBDOC_XATTR_INVALID_KEYS,
-    0xD0: Status.SUBDOC_XATTR_UNKNOWN_MACRO,
-    0xD1: Status.SUBDOC_XATTR_UNKNOWN_VATTR,
-    0xD2: Status.SUBDOC_XATTR_CANNOT_MODIFY_VATTR,
-    0xD3: Status.SUBDOC_MULTI_PATH_FAILURE_DELETED,
-    0xD4: Status.SUBDOC_INVALID_XATTR_ORDER,
-    0xD5: Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO,
-    0xD6: Status.SUBDOC_CAN_ONLY_REVIVE_DELETED,
-    0xD7: Status.SUBDOC_DELETED_CANNOT_HAVE_VALUE,
-    0xD8: Status.SUBDOC_FIELD_NOT_BINARY,
-}
-
-#: vbucket states as today's servers number them, and every server in its vbucket commands.
-MODERN_STATES = Codes(
-    "vbucket state",
-    {
-        1: VBucketState.ACTIVE,
-        2: VBucketState.REPLICA,
-        3: VBucketState.PENDING,
-        4: VBucketState.DEAD,
-    },
-)
-_REQUESTED_STATES = Codes(
-    "vbucket state to ask for",
-    {
-        0: RequestedState.ALIVE,
-        1: RequestedState.ACTIVE,
-        2: RequestedState.REPLICA,
-        3: RequestedState.PENDING,
-        4: RequestedState.DEAD,
-    },
-)
-_FEATURES = Codes(
-    "feature",
-    {
-        0x01: Feature.DATATYPE,
-        0x02: Feature.TLS,
-        0x03: Feature.TCP_NODELAY,
-        0x04: Feature.MUTATION_SEQNO,
-        0x05: Feature.TCP_DELAY,
-        0x06: Feature.XATTR,
-        0x07: Feature.XERROR,
-        0x08: Feature.SELECT_BUCKET,
-        0x0A: Feature.SNAPPY,
-        0x0B: Feature.JSON,
-        0x0C: Feature.DUPLEX,
-        0x0D: Feature.CLUSTERMAP_NOTIFICATION,
-        0x0E: Feature.UNORDERED_EXECUTION,
-        0x0F: Feature.TRACING,
-        0x10: Feature.ALT_REQUEST,
-        0x11: Feature.SYNC_REPLICATION,
-        0x12: Feature.COLLECTIONS,
-        0x13: Feature.SNAPPY_EVERYWHERE,
-        0x14: Feature.PRESERVE_TTL,
-        0x15: Feature.VATTR,
-        0x17: Feature.CREATE_AS_DELETED,
-        0x18: Feature.DOCUMENT_MACRO,
-        0x19: Feature.REPLACE_BODY_WITH_XATTR,
-        0x1A: Feature.UNIT_USAGE,
-        0x1B: Feature.NON_BLOCKING_THROTTLE,
-        0x1C: Feature.SUBDOC_REPLICA_READ,
-        0x1D: Feature.CLUSTERMAP_KNOWN_VERSION,
-        0x1E: Feature.DEDUPE_NOT_MY_VBUCKET,
-        0x1F: Feature.CLUSTERMAP_BRIEF_NOTIFICATION,
-    },
-)
+__all__ = ["REQUESTS", "RESPONSES"]
 
 _BODY = Value(document=True)
 _RAW = Value()
@@ -361,7 +217,7 @@ def _connection() -> list[Layout]:
             kv.Hello,
             key=KeyRule.OPTIONAL_NAME,
             key_attribute="agent",
-            value=feature_list(_FEATURES),
+            value=feature_list(FEATURES),
         ),
         _plain(C.SASL_LIST_MECHANISMS, 0x20, kv.SaslListMechanisms),
         _named(C.SASL_AUTH, 0x21, kv.SaslAuth, "mechanism", value=payload),
@@ -402,7 +258,7 @@ def _connection() -> list[Layout]:
 
 
 def _vbuckets() -> list[Layout]:
-    state = u32("state", _REQUESTED_STATES)
+    state = u32("state", REQUESTED_STATES)
     return [
         _plain(
             C.SET_VBUCKET,
@@ -503,7 +359,7 @@ def _document_responses() -> list[Layout]:
     for command in (C.GET_META, C.GETQ_META):
         layouts += [
             _response(command, kv.MetaResponse, *meta),
-            _response(command, kv.MetaResponse, *meta, u8("document_datatype", _DATATYPES)),
+            _response(command, kv.MetaResponse, *meta, u8("document_datatype", DATATYPES)),
         ]
     return layouts
 
@@ -518,7 +374,7 @@ def _other_responses() -> list[Layout]:
             key=KeyRule.OPTIONAL_NAME,
             value=_RAW,
         ),
-        _response(C.HELLO, kv.HelloResponse, value=feature_list(_FEATURES)),
+        _response(C.HELLO, kv.HelloResponse, value=feature_list(FEATURES)),
         _response(
             C.GET_VBUCKET,
             kv.VBucketResponse,
@@ -542,8 +398,6 @@ def _other_responses() -> list[Layout]:
         _response(C.GET_SCOPE_ID, kv.CollectionIdResponse, *collection_id),
     ]
 
-
-_DATATYPES = Codes("datatype", {number: Datatype(number) for number in range(8)})
 
 REQUESTS = [*_reads(), *_writes(), *_subdocs(), *_connection(), *_vbuckets()]
 _OPCODES = {layout.command: layout.opcode for layout in REQUESTS}

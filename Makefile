@@ -1,0 +1,40 @@
+# Every command sets up .venv by itself; nothing but Python 3.11+ and make is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types unit bench clean environment
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+environment:
+	@$(PYTHON) tools/environment.py $(VENV)
+
+demo: environment ## run the main job and show its result
+	@$(BIN)/python examples/demo.py
+
+test: lint types unit ## everything that must pass: lint, types, tests
+
+lint: environment ## style and likely mistakes
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: environment ## mypy --strict
+	@$(BIN)/mypy
+
+unit: environment ## the tests alone
+	@$(BIN)/pytest
+
+format: environment ## rewrite files in the project's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: environment ## run the benchmarks; results belong in benchmarks/RESULTS.md
+	@for script in benchmarks/[a-z]*.py; do \
+	  case $$script in benchmarks/machine.py) ;; *) echo "== $$script"; $(BIN)/python $$script || exit 1;; esac; done
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist src/*.egg-info src/upriver/wire/columns/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

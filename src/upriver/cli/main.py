@@ -1,0 +1,36 @@
+"""``upriver``: the command group, and how errors reach a person."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from .. import __version__
+from ..errors import UpriverError
+from .decode import decode
+
+__all__ = ["cli", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="upriver")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """The change stream of a Couchbase-style database (UPR / DCP) in Python and Spark."""
+    context.obj = {"debug": debug}
+
+
+cli.add_command(decode)
+
+
+def main() -> None:
+    """Runs the command line; an error of ours is one line, a traceback only with --debug."""
+    try:
+        cli()
+    except UpriverError as error:
+        if "--debug" in sys.argv[1:]:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
