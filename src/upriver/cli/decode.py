@@ -170,6 +170,7 @@ def _explain(read: list[tuple[bytes, list[Reading], str]]) -> list[_Packet]:
             for other in ranked[1:]
             if len(read) == 1
             and other.exact
+            and isinstance(other.dialect.command_of(other.message), Command)
             and type(other.message) is not type(ranked[0].message)
         )
         packets.append(_Packet(packet, ranked[0] if ranked else None, alternatives, error))

@@ -55,8 +55,6 @@ _MUTATION_OPCODE: Final = 0x57
 _DELETION_OPCODE: Final = 0x58
 _EXPIRATION_OPCODE: Final = 0x59
 _MUTATION_EXTRAS: Final = _MUTATION.size - HEADER_SIZE
-_DELETION_EXTRAS: Final = _DELETION.size - HEADER_SIZE
-_EXPIRATION_EXTRAS: Final = _EXPIRATION.size - HEADER_SIZE
 
 
 class CanonicalChange(NamedTuple):
@@ -118,22 +116,8 @@ def deletion(
     value: bytes = b"",
 ) -> bytes:
     """A stored deletion; ``key`` begins with its collection id, ``value`` holds only xattrs."""
-    return (
-        _DELETION.pack(
-            REQUEST,
-            _DELETION_OPCODE,
-            len(key),
-            _DELETION_EXTRAS,
-            datatype,
-            vbucket,
-            _DELETION_EXTRAS + len(key) + len(value),
-            cas,
-            seqno,
-            rev,
-            delete_time,
-        )
-        + key
-        + value
+    return _removal(
+        _DELETION, _DELETION_OPCODE, vbucket, seqno, rev, cas, delete_time, datatype, key, value
     )
 
 
@@ -148,23 +132,29 @@ def expiration(
     value: bytes = b"",
 ) -> bytes:
     """A stored expiration, as `deletion`."""
-    return (
-        _EXPIRATION.pack(
-            REQUEST,
-            _EXPIRATION_OPCODE,
-            len(key),
-            _EXPIRATION_EXTRAS,
-            datatype,
-            vbucket,
-            _EXPIRATION_EXTRAS + len(key) + len(value),
-            cas,
-            seqno,
-            rev,
-            delete_time,
-        )
-        + key
-        + value
+    return _removal(
+        _EXPIRATION, _EXPIRATION_OPCODE, vbucket, seqno, rev, cas, delete_time, datatype, key, value
     )
+
+
+def _removal(
+    form: struct.Struct,
+    opcode: int,
+    vbucket: int,
+    seqno: int,
+    rev: int,
+    cas: int,
+    delete_time: int,
+    datatype: int,
+    key: bytes,
+    value: bytes,
+) -> bytes:
+    extras = form.size - HEADER_SIZE
+    body = extras + len(key) + len(value)
+    head = form.pack(
+        REQUEST, opcode, len(key), extras, datatype, vbucket, body, cas, seqno, rev, delete_time
+    )
+    return head + key + value
 
 
 def parse(frame: bytes) -> CanonicalChange:

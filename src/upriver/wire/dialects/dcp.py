@@ -33,7 +33,7 @@ from . import keyvalue
 from .memcached import MemcachedDialect
 from .table import Table
 
-__all__ = ["STREAM_RESPONSES", "Dcp"]
+__all__ = ["OPEN_EXTRAS", "STREAM_RANGE", "STREAM_RESPONSES", "Dcp", "stream_responses"]
 
 #: What a deletion's value may be: xattrs, and what faulty servers are known to have stored.
 _DELETION_DATATYPES = frozenset({0, 2, 4, 5, 6, 7})
@@ -101,12 +101,24 @@ _COLLECTION = u32("collection", label="collection id")
 _VISIBLE = (u64("max_visible_seqno", absent=0), u64("high_completed_seqno", absent=0))
 _PURGE = (u64("purge_seqno", absent=0), u64("high_prepared_seqno", absent=0))
 
+#: What Open carries, in every draft that has it.
+OPEN_EXTRAS = Record(u32("sequence"), u32("flags", OpenFlag))
+
+#: Where a stream is to begin and end, in every draft with this header.
+STREAM_RANGE = (
+    u32("flags", StreamFlag),
+    reserved("I"),
+    u64("start", label="start seqno"),
+    u64("end", label="end seqno"),
+    u64("vbuuid", label="vbucket uuid"),
+)
+
 _REQUESTS = [
     Layout(
         C.OPEN,
         0x50,
         m.Open,
-        Record(u32("sequence"), u32("flags", OpenFlag)),
+        OPEN_EXTRAS,
         KeyRule.NAME,
         key_attribute="name",
         value=Value(),
@@ -118,11 +130,7 @@ _REQUESTS = [
         C.STREAM_REQUEST,
         0x53,
         m.StreamRequest,
-        u32("flags", StreamFlag),
-        reserved("I"),
-        u64("start", label="start seqno"),
-        u64("end", label="end seqno"),
-        u64("vbuuid", label="vbucket uuid"),
+        *STREAM_RANGE,
         u64("snapshot_start", absent="start"),
         u64("snapshot_end", absent="start"),
         value=Value("filter"),

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 
 from ...errors import Status
 from .. import messages as m
-from ..layout import KeyRule, Layout, Record, Value, reserved, u8, u32, u64
+from ..layout import KeyRule, Layout, Record, Value, u8, u32, u64
 from ..names import Command as C
-from ..names import StreamFlag
 from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
-from .dcp import stream_responses
+from .dcp import STREAM_RANGE, stream_responses
 from .memcached import MemcachedDialect
 from .table import Table
 
@@ -43,14 +42,7 @@ _REQUESTS = [
         C.STREAM_REQUEST,
         0x50,
         m.StreamRequest,
-        Record(
-            u32("flags", StreamFlag),
-            reserved("I"),
-            u64("start", label="start seqno"),
-            u64("end", label="end seqno"),
-            u64("vbuuid", label="vbucket uuid"),
-            u64("high_seqno", absent=0),
-        ),
+        Record(*STREAM_RANGE, u64("high_seqno", absent=0)),
         KeyRule.OPTIONAL_NAME,
         key_attribute="group",
         datatypes=None,

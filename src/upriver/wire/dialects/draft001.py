@@ -18,16 +18,15 @@ from ..layout import (
     Record,
     Value,
     length_of,
-    reserved,
     u8,
     u32,
     u64,
 )
 from ..names import Command as C
-from ..names import OpenFlag, StreamFlag
+from ..names import StreamFlag
 from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
-from .dcp import STREAM_RESPONSES
+from .dcp import OPEN_EXTRAS, STREAM_RANGE, STREAM_RESPONSES
 from .memcached import MemcachedDialect
 from .table import Table
 
@@ -63,7 +62,7 @@ _REQUESTS = [
         C.OPEN,
         0x50,
         m.Open,
-        Record(u32("sequence"), u32("flags", OpenFlag)),
+        OPEN_EXTRAS,
         KeyRule.NAME,
         key_attribute="name",
         datatypes=None,
@@ -74,11 +73,7 @@ _REQUESTS = [
         C.STREAM_REQUEST,
         0x53,
         m.StreamRequest,
-        u32("flags", StreamFlag),
-        reserved("I"),
-        u64("start", label="start seqno"),
-        u64("end", label="end seqno"),
-        u64("vbuuid", label="vbucket uuid"),
+        *STREAM_RANGE,
         u64("high_seqno", absent=0),
     ),
     _stream(C.FAILOVER_LOG, 0x54, m.FailoverLogRequest),
