@@ -147,13 +147,21 @@ class FieldError(ValueError):
 class Record:
     """Fields of fixed size, one behind the other."""
 
-    __slots__ = ("attributes", "size", "slots", "struct")
+    __slots__ = ("attributes", "plain", "size", "slots", "struct")
 
     def __init__(self, *slots: Slot) -> None:
         self.slots = slots
         self.struct = struct.Struct(">" + "".join(slot.letter for slot in slots))
         self.size = self.struct.size
         self.attributes = frozenset(slot.attribute for slot in slots if slot.attribute)
+        #: The attributes alone where every field is one and any number will do: the common case.
+        self.plain = tuple(
+            slot.attribute
+            for slot in slots
+            if slot.attribute and slot.load is None and not slot.minimum
+        )
+        if len(self.plain) != len(slots):
+            self.plain = ()
 
     @property
     def has_constants(self) -> bool:
@@ -167,6 +175,9 @@ class Record:
     def load(self, data: bytes, at: int, values: dict[str, Any]) -> dict[str, int]:
         """Adds the attributes at ``at`` to ``values``; returns the lengths that were measured."""
         lengths: dict[str, int] = {}
+        if self.plain:
+            values.update(zip(self.plain, self.struct.unpack_from(data, at), strict=True))
+            return lengths
         for index, number in enumerate(self.struct.unpack_from(data, at)):
             slot = self.slots[index]
             if slot.attribute:

@@ -42,21 +42,18 @@ class Rules(Protocol):
 class PacketReader:
     """Reads one packet whose header and parts were found to lie within its bytes."""
 
-    __slots__ = ("data", "extras_at", "header", "key_at", "name", "rules", "value_at")
+    __slots__ = ("data", "extras_at", "header", "is_response", "key_at", "rules", "value_at")
 
     def __init__(self, rules: Rules, data: bytes) -> None:
         self.rules = rules
         self.data = data
-        self.name = "packet"
         if data and data[0] not in MAGICS:
             self.fail("magic", 0, f"{data[0]:#04x} is no magic of this protocol", usable=False)
         if len(data) < HEADER_SIZE:
             rule = f"{HEADER_SIZE} bytes are needed, {len(data)} are there"
             self.fail("header", len(data), rule, usable=False)
         self.header = header = parse_header(data)
-        side = "response" if header.is_response else "request"
-        command = rules.table.commands.get((header.of_server, header.opcode))
-        self.name = f"{command or f'{header.opcode:#04x}'} {side}"
+        self.is_response = header.is_response
         if len(data) != HEADER_SIZE + header.body_length:
             rule = f"says {header.body_length} bytes, {len(data) - HEADER_SIZE} are there"
             self.fail("total body length", 8, rule, usable=False)
@@ -78,8 +75,8 @@ class PacketReader:
         header, table = self.header, self.rules.table
         server = header.of_server
         command: Command | int = table.commands.get((server, header.opcode), header.opcode)
-        status = table.status(command, header.vbucket)
-        if header.is_response:
+        status = table.status(command, header.vbucket) if self.is_response else Status.SUCCESS
+        if self.is_response:
             layouts = table.responses.get((server, header.opcode, status))
         else:
             layouts = table.requests.get((server, header.opcode))
@@ -94,7 +91,7 @@ class PacketReader:
             "cas": header.cas,
             "datatype": self.datatype(),
         }
-        if not header.is_response:
+        if not self.is_response:
             return UnknownCommand(
                 opcode=header.opcode, vbucket=header.vbucket, from_server=server, **content
             )
@@ -125,17 +122,18 @@ class PacketReader:
             return ()
         raw = self.data[HEADER_SIZE : self.extras_at]
         try:
-            return decode_frame_infos(raw, response=self.header.is_response)
+            return decode_frame_infos(raw, response=self.is_response)
         except FrameInfoError as problem:
             where = HEADER_SIZE + problem.offset
             self.fail("framing extras", where, problem.rule, status=problem.status)
 
     def datatype(self) -> Datatype:
-        if not self.rules.has_datatypes:
+        number = self.header.datatype
+        if not number or not self.rules.has_datatypes:
             return Datatype.RAW
-        if self.header.datatype not in ALL_DATATYPES:
-            self.fail("datatype", 5, f"{self.header.datatype:#04x} is no combination of known bits")
-        return Datatype(self.header.datatype)
+        if number not in ALL_DATATYPES:
+            self.fail("datatype", 5, f"{number:#04x} is no combination of known bits")
+        return Datatype(number)
 
     def fail(
         self,
@@ -148,7 +146,7 @@ class PacketReader:
     ) -> NoReturn:
         raise DecodeError(
             dialect=self.rules.name,
-            packet=self.name,
+            packet=self._name(),
             field=field,
             offset=offset,
             rule=rule,
@@ -156,10 +154,21 @@ class PacketReader:
             status=status,
         )
 
+    def _name(self) -> str:
+        """How the packet is called in an error, as far as its header could be read."""
+        if len(self.data) < HEADER_SIZE or self.data[0] not in MAGICS:
+            return "packet"
+        header = parse_header(self.data)
+        command = self.rules.table.commands.get((header.of_server, header.opcode))
+        side = "response" if header.is_response else "request"
+        return f"{command or f'{header.opcode:#04x}'} {side}"
+
     # ---- by layout -----------------------------------------------------------------------
 
     def _select(self, layouts: list[Layout]) -> Layout:
         """The layout of this packet's form, by the length of its extras and its constants."""
+        if len(layouts) == 1 and layouts[0].extras.size == self.header.extras_length:
+            return layouts[0]
         layout = closest(layouts, self.extras, self.key, self.value)
         if layout is None:
             expected = " or ".join(map(str, sorted({x.extras.size for x in layouts})))
@@ -185,31 +194,37 @@ class PacketReader:
     def _load(self, layout: Layout) -> Message:
         header = self.header
         datatype = self.datatype()
-        values: dict[str, Any] = dict(layout.constants)
+        values: dict[str, Any] = {"opaque": header.opaque, **layout.constants}
         lengths = self._load_record(layout.extras, self.extras_at, values)
         self._check_key_length(layout)
         self._load_value(layout, lengths, values)
-        if not header.is_response:
-            if layout.cas is Cas.ZERO and header.cas:
-                self.fail("cas", 16, "must be 0")
-            if layout.cas is Cas.SET and not header.cas:
-                self.fail("cas", 16, "must not be 0")
-            if layout.datatypes is not None and header.datatype not in layout.datatypes:
-                self.fail("datatype", 5, f"{datatype_name(header.datatype)} is not allowed here")
-        values["frames"] = self.frames()
+        if self.is_response:
+            values["status"] = layout.status
+        else:
+            self._check_header(layout)
+        if header.frames_length:
+            values["frames"] = self.frames()
         self._load_key(layout, values)
-        values["opaque"] = header.opaque
-        if "vbucket" in layout.header:
+        carried = layout.header
+        if "vbucket" in carried:
             values["vbucket"] = header.vbucket
-        if "cas" in layout.header:
+        if "cas" in carried:
             values["cas"] = header.cas
-        if "datatype" in layout.header:
+        if "datatype" in carried:
             values["datatype"] = datatype
         if layout.has_command:
             values["command"] = layout.command
-        if header.is_response:
-            values["status"] = layout.status
         return layout.message(**values)
+
+    def _check_header(self, layout: Layout) -> None:
+        """The rules for a request's CAS and datatype."""
+        header = self.header
+        if layout.cas is Cas.ZERO and header.cas:
+            self.fail("cas", 16, "must be 0")
+        if layout.cas is Cas.SET and not header.cas:
+            self.fail("cas", 16, "must not be 0")
+        if layout.datatypes is not None and header.datatype not in layout.datatypes:
+            self.fail("datatype", 5, f"{datatype_name(header.datatype)} is not allowed here")
 
     def _load_record(self, record: Record, at: int, values: dict[str, Any]) -> dict[str, int]:
         try:
