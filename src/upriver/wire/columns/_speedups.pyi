@@ -1,0 +1,13 @@
+from typing_extensions import Buffer
+
+LIMITS: tuple[int, int, int, int, int]
+
+def measure(buffer: Buffer, collections: bool, /) -> tuple[int, int, int, int, int]:
+    """Bytes of whole frames, rows, bytes of keys, bytes of values, other frames."""
+
+def fill(buffer: Buffer, collections: bool, /, *columns: Buffer) -> None:
+    """Fills columns of exactly the measured size: the fixed ones, key offsets, keys, value
+    offsets, values, and three numbers for each other frame."""
+
+def patch_opaque(buffer: Buffer, opaque: int, /) -> tuple[int, int]:
+    """Frames patched, and their bytes."""
