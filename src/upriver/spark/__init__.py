@@ -1,1 +1,1 @@
-"""Spark: the source, the sink, tables and pipelines. It uses the consumer and never the producer."""
+"""Spark: source, sink, tables and pipelines. It uses the consumer and never the producer."""
