@@ -1,0 +1,1 @@
+"""The rules of the conversation, without I/O: windows, timers, options, decisions."""
