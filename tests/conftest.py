@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "wire"))
+for room in ("wire", "producer", "store"):
+    sys.path.insert(0, str(Path(__file__).parent / room))

@@ -71,7 +71,9 @@ class Framer:
         self._buffer = bytearray()
         self._start = 0
         self._max_body = max_body
-        self._is_002: bool | None = None
+        #: What packets of this connection begin with, once its first one told.
+        self._first_bytes: frozenset[int] = frozenset()
+        self._header_size = 0
 
     @property
     def pending(self) -> int:
@@ -84,29 +86,41 @@ class Framer:
         return self._packets()
 
     def _packets(self) -> Iterator[bytes]:
-        while True:
-            length = packet_length(self._buffer, self._start, max_body=self._max_body)
-            if self._start < len(self._buffer):
-                self._pin(self._buffer[self._start])
-            if length is None or len(self._buffer) - self._start < length:
+        buffer, unpack = self._buffer, _LENGTH.unpack_from
+        while len(buffer) - self._start >= _LENGTH_AT + _LENGTH.size:
+            start = self._start
+            body = unpack(buffer, start + _LENGTH_AT)[0]
+            if buffer[start] not in self._first_bytes or body > self._max_body:
+                self._pin(buffer[start])
+                packet_length(buffer, start, max_body=self._max_body)  # says what is wrong
+            length = self._header_size + body
+            if len(buffer) - start < length:
                 break
-            packet = bytes(memoryview(self._buffer)[self._start : self._start + length])
-            self._start += length
-            yield packet
+            self._start = start + length
+            yield bytes(memoryview(buffer)[start : start + length])
+        else:
+            if self._start < len(buffer):
+                self._pin(buffer[self._start])
         if self._start:
-            del self._buffer[: self._start]
+            del buffer[: self._start]
             self._start = 0
 
     def _pin(self, first: int) -> None:
-        is_002 = first in _OPCODES_002
-        if self._is_002 is None:
-            self._is_002 = is_002
-        elif self._is_002 is not is_002:
+        """Holds the connection to the header that its first packet has."""
+        if first in self._first_bytes:
+            return
+        if not self._first_bytes and first in MAGICS | _OPCODES_002:
+            old = first in _OPCODES_002
+            self._first_bytes = _OPCODES_002 if old else MAGICS
+            self._header_size = HEADER_002_SIZE if old else HEADER_SIZE
+            return
+        if first in MAGICS | _OPCODES_002:
             raise DecodeError(
-                dialect="002" if self._is_002 else "memcached",
+                dialect="002" if self._first_bytes is _OPCODES_002 else "memcached",
                 packet="packet",
                 field="first byte",
                 offset=0,
                 rule=f"{first:#04x} belongs to a draft with another header than the packets before",
                 usable=False,
             )
+        packet_length(bytes([first]))  # says that it begins no packet

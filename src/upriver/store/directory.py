@@ -1,0 +1,270 @@
+"""A store: a directory with buckets, open in one process at a time.
+
+    lock                  who has it open; an advisory lock that ends with its process
+    store.json            the format
+    buckets/NAME/         settings.json and data/, the files of RocksDB
+    buckets/.making-NAME, .going-NAME    a bucket that is being made or dropped
+
+A bucket appears and disappears by one rename, so that a crash leaves all of it or nothing. Each
+has a database of its own: dropping one is removing a directory, exactly and at once, and one
+that is damaged or full of writes does not touch its neighbours. The price is one sync a bucket
+and write memory for each.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Self
+
+from ..errors import (
+    ConfigError,
+    Status,
+    StoreClosed,
+    StoreDamaged,
+    StoreFull,
+    StoreLocked,
+    StoreNotWritable,
+    StoreRefusal,
+    StoreTooNew,
+)
+from .bucket import Bucket
+from .layout import FORMAT
+from .settings import BucketSettings
+
+__all__ = ["Store"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,99}")
+_MAKING: Final = ".making-"
+_GOING: Final = ".going-"
+
+
+class Store:
+    """Opens or creates a store in a directory. Close it, or use it in a ``with`` block."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        create: bool = True,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """``wall`` is the clock, in nanoseconds since 1970."""
+        self.path = Path(path)
+        self._wall = wall
+        self._open: dict[str, Bucket] = {}
+        self._guard = threading.Lock()
+        with _named_errors(self.path):
+            if create:
+                (self.path / "buckets").mkdir(parents=True, exist_ok=True)
+            elif not self.path.is_dir():
+                raise StoreDamaged(path=str(self.path), problem="there is no such directory")
+            self._lock = _take_lock(self.path)
+            try:
+                _check_format(self.path, create=create)
+                _finish_renames(self.path / "buckets")
+            except BaseException:
+                os.close(self._lock)
+                raise
+
+    # ---- buckets -------------------------------------------------------------------------
+
+    def buckets(self) -> list[str]:
+        """The names of all buckets."""
+        with _named_errors(self.path):
+            return sorted(
+                entry.name
+                for entry in (self.path / "buckets").iterdir()
+                if entry.is_dir() and not entry.name.startswith(".")
+            )
+
+    def create_bucket(self, name: str, settings: BucketSettings | None = None) -> Bucket:
+        """Creates a bucket and opens it."""
+        if not _NAME.fullmatch(name):
+            raise StoreRefusal(
+                Status.INVALID,
+                f"{name!r} cannot name a bucket: 1 to 100 of A-Z a-z 0-9 . _ - %, the first no dot",
+            )
+        settings = settings or BucketSettings()
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            home = self.path / "buckets" / name
+            if home.exists():
+                raise StoreRefusal(Status.EXISTS, f"there is a bucket {name}")
+            making = home.with_name(_MAKING + name)
+            making.mkdir()
+            try:
+                _write_file(making / "settings.json", settings.dump())
+                quiet = replace(settings, maintenance_interval=0)
+                Bucket(name, making / "data", quiet, wall=self._wall, create=True).close()
+                os.rename(making, home)
+            except BaseException:
+                shutil.rmtree(making, ignore_errors=True)
+                raise
+            _sync_directory(home.parent)
+            bucket = self._open[name] = Bucket(name, home / "data", settings, wall=self._wall)
+            return bucket
+
+    def bucket(
+        self, name: str, settings: BucketSettings | None = None, *, salvage: bool = False
+    ) -> Bucket:
+        """The bucket of that name, opened if it is not open yet.
+
+        ``settings`` replace the stored ones; the number of vbuckets must be the same.
+        ``salvage`` opens a bucket whose log is damaged, up to where it can be read: what follows
+        is lost, so active vbuckets begin new branches.
+        """
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            bucket = self._open.get(name)
+            if bucket is not None and not bucket.closed:
+                return bucket
+            home = self._home(name)
+            stored = _load_settings(home)
+            if settings is not None and settings != stored:
+                if settings.vbuckets != stored.vbuckets:
+                    raise ConfigError(
+                        f"the bucket {name} has {stored.vbuckets} vbuckets, for ever; "
+                        f"{settings.vbuckets} were asked for"
+                    )
+                _write_file(home / "settings.json", settings.dump())
+            bucket = self._open[name] = Bucket(
+                name, home / "data", settings or stored, wall=self._wall, salvage=salvage
+            )
+            return bucket
+
+    def drop_bucket(self, name: str) -> None:
+        """Closes a bucket and removes it with everything in it."""
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            home = self._home(name)
+            bucket = self._open.pop(name, None)
+            if bucket is not None:
+                bucket.close()
+            going = home.with_name(_GOING + name)
+            os.rename(home, going)
+            _sync_directory(home.parent)
+            shutil.rmtree(going)
+
+    def close(self) -> None:
+        """Closes every bucket, then lets another process open the store."""
+        with self._guard:
+            if self._lock < 0:
+                return
+            for bucket in self._open.values():
+                bucket.close()
+            self._open.clear()
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _home(self, name: str) -> Path:
+        home = self.path / "buckets" / name
+        if not _NAME.fullmatch(name) or not home.is_dir():
+            raise StoreRefusal(Status.NO_BUCKET, f"there is no bucket {name!r}")
+        return home
+
+    def _check_open(self) -> None:
+        if self._lock < 0:
+            raise StoreClosed(path=str(self.path), problem="it was closed")
+
+
+# ---- files -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the operating system into the store's."""
+    try:
+        yield
+    except OSError as error:
+        meaning: type[StoreFull | StoreNotWritable | StoreDamaged] = StoreDamaged
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            meaning = StoreFull
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            meaning = StoreNotWritable
+        raise meaning(path=str(path), problem=str(error)) from error
+
+
+def _take_lock(path: Path) -> int:
+    """Locks the store for this process; refuses with who has it."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 1000).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise StoreLocked(path=str(path), holder=holder or "an unknown process") from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+    return descriptor
+
+
+def _check_format(path: Path, *, create: bool) -> None:
+    file = path / "store.json"
+    if not file.exists():
+        if not create or any((path / "buckets").iterdir()):
+            raise StoreDamaged(path=str(path), problem="store.json is missing")
+        _write_file(file, json.dumps({"format": FORMAT}).encode())
+        return
+    try:
+        found = json.loads(file.read_bytes())["format"]
+        newer = found > FORMAT
+    except (ValueError, KeyError, TypeError) as problem:
+        raise StoreDamaged(
+            path=str(path), problem=f"store.json cannot be read: {problem!r}"
+        ) from None
+    if newer:
+        raise StoreTooNew(path=str(path), found=found, supported=FORMAT)
+
+
+def _finish_renames(buckets: Path) -> None:
+    """Removes what was being made or dropped when a process ended."""
+    if not buckets.is_dir():
+        raise StoreDamaged(path=str(buckets.parent), problem="the directory buckets is missing")
+    for entry in buckets.iterdir():
+        if entry.name.startswith((_MAKING, _GOING)):
+            shutil.rmtree(entry)
+
+
+def _load_settings(home: Path) -> BucketSettings:
+    try:
+        return BucketSettings.load((home / "settings.json").read_bytes())
+    except (ValueError, FileNotFoundError) as problem:
+        raise StoreDamaged(
+            path=str(home), problem=f"settings.json cannot be read: {problem}"
+        ) from None
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Writes a small file, so that after a crash it has the old content or the new."""
+    passing = path.with_name(path.name + ".new")
+    with open(passing, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(passing, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

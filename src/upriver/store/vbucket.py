@@ -1,0 +1,164 @@
+"""What is known of a vbucket without asking the disk, and how that is kept.
+
+`Progress` changes with every write and belongs to whoever holds the write lock; others may look
+at its counts, which can be a group ahead. `Standing` and the high seqno that others see change
+only when a group is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from ..model import FailoverLog, Snapshot, VBucketState
+
+__all__ = ["Progress", "Standing", "VBucket", "VBucketStats", "dump", "load", "new_vbuuid"]
+
+
+_NOTHING_YET = Snapshot(0, 0)
+
+
+def new_vbuuid() -> int:
+    """The name of a new branch: 48 bits as on real servers, never 0."""
+    return secrets.randbelow(2**48 - 1) + 1
+
+
+class Progress:
+    """How far a vbucket has come, and its counts at that seqno."""
+
+    __slots__ = ("high", "history_bytes", "items", "purged_rev", "tombstones")
+
+    def __init__(
+        self,
+        high: int = 0,
+        items: int = 0,
+        tombstones: int = 0,
+        history_bytes: int = 0,
+        purged_rev: int = 0,
+    ) -> None:
+        self.high = high
+        self.items = items
+        self.tombstones = tombstones
+        self.history_bytes = history_bytes
+        #: The highest revision among purged tombstones; a key that comes back goes on from it.
+        self.purged_rev = purged_rev
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a vbucket is."""
+
+    state: VBucketState
+    failover: FailoverLog
+    #: The last snapshot that a replica was told of; whole when its end was reached.
+    snapshot: Snapshot = _NOTHING_YET
+    #: The end of the last whole snapshot before that one.
+    whole_before: int = 0
+    #: The highest tombstone that was purged.
+    purge_seqno: int = 0
+    #: The lowest seqno to which it can be rolled back exactly.
+    history_floor: int = 0
+
+    @classmethod
+    def fresh(cls, state: VBucketState) -> Standing:
+        """Of a vbucket that never had a change."""
+        return cls(state=state, failover=FailoverLog.of((new_vbuuid(), 0)))
+
+    def whole_until(self, high: int) -> int:
+        """The end of the last snapshot that was received whole."""
+        return self.snapshot.end if high >= self.snapshot.end else self.whole_before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketStats:
+    """A vbucket's counts and seqnos at one moment."""
+
+    vbucket: int
+    state: VBucketState
+    items: int
+    tombstones: int
+    high_seqno: int
+    persisted_seqno: int
+    purge_seqno: int
+    #: The lowest seqno to which it can be rolled back exactly.
+    history_floor: int
+    history_bytes: int
+    vbuuid: int
+
+
+class VBucket:
+    """One vbucket as every thread sees it."""
+
+    __slots__ = ("high", "id", "progress", "standing", "synced")
+
+    def __init__(self, vbucket: int, standing: Standing, progress: Progress) -> None:
+        self.id = vbucket
+        self.standing = standing
+        self.progress = progress
+        #: The highest seqno that is committed.
+        self.high = progress.high
+        #: The highest that is on disk for certain, while that is not the same.
+        self.synced: int | None = None
+
+    def stats(self) -> VBucketStats:
+        standing, progress, high, synced = self.standing, self.progress, self.high, self.synced
+        return VBucketStats(
+            vbucket=self.id,
+            state=standing.state,
+            items=progress.items,
+            tombstones=progress.tombstones,
+            high_seqno=high,
+            persisted_seqno=high if synced is None else min(synced, high),
+            purge_seqno=standing.purge_seqno,
+            history_floor=max(standing.history_floor, standing.purge_seqno),
+            history_bytes=progress.history_bytes,
+            vbuuid=standing.failover.newest.vbuuid,
+        )
+
+
+def dump(standing: Standing, progress: Progress) -> bytes:
+    """A vbucket's entry on disk."""
+    return json.dumps(
+        {
+            "state": standing.state.name,
+            "failover": [[entry.vbuuid, entry.seqno] for entry in standing.failover],
+            "snapshot": [standing.snapshot.start, standing.snapshot.end],
+            "whole_before": standing.whole_before,
+            "purge_seqno": standing.purge_seqno,
+            "history_floor": standing.history_floor,
+            "high": progress.high,
+            "items": progress.items,
+            "tombstones": progress.tombstones,
+            "history_bytes": progress.history_bytes,
+            "purged_rev": progress.purged_rev,
+        }
+    ).encode()
+
+
+def load(raw: bytes) -> tuple[Standing, Progress]:
+    """Reads `dump`; ValueError says what is wrong."""
+    try:
+        stored: dict[str, Any] = json.loads(raw)
+        failover = FailoverLog.of(*(tuple(pair) for pair in stored["failover"])).sanitised()
+        if not len(failover):
+            raise ValueError("its failover log has no branch with a name")
+        standing = Standing(
+            state=VBucketState[stored["state"]],
+            failover=failover,
+            snapshot=Snapshot(*stored["snapshot"]),
+            whole_before=stored["whole_before"],
+            purge_seqno=stored["purge_seqno"],
+            history_floor=stored["history_floor"],
+        )
+        progress = Progress(
+            stored["high"],
+            stored["items"],
+            stored["tombstones"],
+            stored["history_bytes"],
+            stored["purged_rev"],
+        )
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"its entry cannot be read: {problem!r}") from None
+    return standing, progress

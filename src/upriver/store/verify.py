@@ -1,0 +1,73 @@
+"""Looks whether everything that a bucket holds agrees with everything else.
+
+For whoever suspects a disk, and for the tests. It reads all of it, one vbucket at a time, and
+writers wait meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import StoreRefusal
+from . import events
+from .core import Core
+from .group import Group
+from .layout import Kind, Record, due_key, frame_seqno, vbucket_key, vbucket_range
+from .vbucket import Progress
+
+__all__ = ["problems"]
+
+
+def problems(core: Core) -> Iterator[str]:
+    """What contradicts itself, in words; nothing if all is well."""
+    for vbucket in core.vbuckets:
+        with core.change() as group:
+            found = list(_vbucket_problems(group, vbucket.id))
+        for problem in found:
+            yield f"vbucket {vbucket.id}: {problem}"
+
+
+def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
+    engine = group.engine
+    progress = group.open(vbucket)
+    counted = Progress()
+    by_seqno: dict[bytes, int] = {}
+    for at, frame in engine.seqnos.scan(vbucket_range(vbucket)):
+        seqno = counted.high = int.from_bytes(at[2:])
+        try:
+            path, record = events.path_of(vbucket, frame), events.record_for(frame)
+        except (ValueError, StoreRefusal) as problem:
+            yield f"the frame at seqno {seqno} cannot be read: {problem}"
+            continue
+        if record.seqno != seqno:
+            yield f"the frame at seqno {seqno} says {record.seqno}"
+        if path in by_seqno:
+            yield f"{path!r} is at seqno {by_seqno[path]} and at {seqno}"
+        by_seqno[path] = seqno
+        counted.items += record.kind == Kind.MUTATION
+        counted.tombstones += record.is_tombstone
+        yield from _version_problems(group, vbucket, path, record)
+    keys = vbucket_key(vbucket), vbucket_key(vbucket) + b"\xff" * 256
+    for path, raw in engine.keys.scan(keys):
+        if path not in by_seqno:
+            yield f"{path!r} is known by key at seqno {Record.load(raw).seqno}, which is not there"
+    for at, entry in engine.history.scan(vbucket_range(vbucket)):
+        counted.history_bytes += len(entry)
+        if frame_seqno(entry[4:]) >= int.from_bytes(at[2:]):
+            yield f"the change at seqno {int.from_bytes(at[2:])} replaced a later one"
+    for name in ("items", "tombstones", "history_bytes"):
+        if getattr(counted, name) != getattr(progress, name):
+            yield f"{getattr(counted, name)} {name} are there, {getattr(progress, name)} counted"
+    if counted.high > progress.high:
+        yield f"there is seqno {counted.high}, above the high seqno {progress.high}"
+
+
+def _version_problems(group: Group, vbucket: int, path: bytes, record: Record) -> Iterator[str]:
+    raw = group.engine.keys.get(path)
+    if raw is None:
+        yield f"{path!r} at seqno {record.seqno} is not known by key"
+    elif Record.load(raw)[:7] != record[:7]:
+        yield f"{path!r} is {Record.load(raw)} by key and {record} by seqno"
+    due = due_key(vbucket, record)
+    if due is not None and group.engine.due.get(due) != path:
+        yield f"{path!r} at seqno {record.seqno} is missing among what is due"
