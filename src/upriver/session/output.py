@@ -159,9 +159,11 @@ class StreamOutput:
         """Closes a snapshot, or tells how far it went if its last changes were not for sending."""
         if self._has_edges:
             return self._encode(m.SnapshotEnd(vbucket=self._vbucket))
-        if self._prefixed and last_seqno < end:
-            return self._encode(m.SeqnoAdvanced(vbucket=self._vbucket, seqno=end))
-        return b""
+        return self.seqno_advanced(end) if self._prefixed and last_seqno < end else b""
+
+    def seqno_advanced(self, seqno: int) -> bytes:
+        """Tells that everything up to here was sent or left out."""
+        return self._encode(m.SeqnoAdvanced(vbucket=self._vbucket, seqno=seqno))
 
     def out_of_order(self, flags: OsoFlag) -> bytes:
         """An edge of a snapshot whose changes come in any order."""

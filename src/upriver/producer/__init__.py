@@ -1,0 +1,1 @@
+"""The server: sockets, streams, the key-value front end, authentication, statistics."""
