@@ -20,7 +20,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, object] = {}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)
-    assert capsys.readouterr().out.splitlines()[0] == "b'order:1'"
+    assert capsys.readouterr().out.splitlines()[:2] == ["True 0", "b'order:1'"]
 
 
 def test_console_blocks_print_what_they_show() -> None:

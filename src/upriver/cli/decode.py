@@ -78,7 +78,7 @@ def decode(
     collections: bool,
     as_json: bool,
 ) -> None:
-    r"""Explain packets of any draft, field by field, and say what is wrong with them.
+    """Explain packets of any draft, field by field, and say what is wrong with them.
 
     HEX may have spaces, colons or 0x; without HEX and --file, packets are read from stdin. Hex
     dumps (xxd, hexdump -C, tcpdump -x, Wireshark) and the box diagrams of protocol documents can

@@ -9,6 +9,8 @@ import click
 from .. import __version__
 from ..errors import UpriverError
 from .decode import decode
+from .load import load
+from .serve import serve
 
 __all__ = ["cli", "main"]
 
@@ -23,6 +25,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 cli.add_command(decode)
+cli.add_command(load)
+cli.add_command(serve)
 
 
 def main() -> None:

@@ -1,0 +1,181 @@
+"""``upriver load``: documents into a bucket, generated or from a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import ConfigError, UpriverError
+from ..wire.limits import MAX_VALUE
+from .documents import BadLine, from_csv, from_ndjson, generated, raise_bad
+from .link import Access
+from .loading import Pace, Writer
+from .loading import load as load_documents
+from .source import Source
+
+__all__ = ["load"]
+
+_PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
+_DEFAULT_SIZE: Final = 200
+#: Longer prefixes would leave no room for a number within the limit of a key.
+_MAX_PREFIX: Final = 200
+
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Stopped(UpriverError):
+    """Why loading ended before its end, and how far it had come."""
+
+    def __init__(self, written: int, cause: UpriverError) -> None:
+        super().__init__(f"{cause} (documents written before: {written})")
+        self.written = written
+
+
+@dataclass(slots=True)
+class _Skipped:
+    """Counts bad lines and passes over them."""
+
+    lines: int = 0
+
+    def __call__(self, bad: BadLine) -> None:
+        self.lines += 1
+
+
+@click.command()
+@click.argument("source")
+@click.option("--docs", type=click.IntRange(1), help="How many; of a file, how many at the most.")
+@click.option(
+    "--size",
+    type=click.IntRange(1, MAX_VALUE),
+    help=f"About the bytes of each generated document.  [default: {_DEFAULT_SIZE}]",
+)
+@click.option("--prefix", default="doc", show_default=True, help="Keys are this and a number.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Documents a second at most.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="NDJSON (an object on each line), or CSV (.csv) with a header. - is NDJSON from stdin.",
+)
+@click.option("--key", metavar="FIELD", help="The member of a file's objects that is the key.")
+@click.option("--skip-bad", is_flag=True, help="Count a file's bad lines instead of stopping.")
+@click.option("--user", default="", help="Who writes, where the server has users.")
+@click.option("--password-file", type=_EXISTING_FILE, help=f"Or set {_PASSWORD_VARIABLE}.")
+@click.option("--ca", type=_EXISTING_FILE, help="The authority of the server's certificate.")
+@click.option("--insecure", is_flag=True, help="Believe any certificate.")
+@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+def load(
+    source: str,
+    docs: int | None,
+    size: int | None,
+    prefix: str,
+    rate: float | None,
+    file: Path | None,
+    key: str | None,
+    skip_bad: bool,
+    user: str,
+    password_file: Path | None,
+    ca: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Write documents into a bucket of any server: generated ones, or those of a file.
+
+    SOURCE is couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. Documents that are there
+    already are overwritten. A generated document depends on nothing but its number and --size.
+
+    \b
+    Examples:
+      upriver load couchbase://localhost/default --docs 100000
+      upriver load couchbase://localhost/default --docs 1000 --size 2000 --prefix order: --rate 50
+      upriver load couchbase://localhost/default --file people.ndjson --key email
+      upriver load couchbases://db.example.com/shop --ca ca.pem --user writer --file stock.csv
+
+    Exits with 1 if not every document was written, and says why.
+    """
+    if file is None and docs is None:
+        raise click.UsageError("say how many documents with --docs, or where they are with --file")
+    if file is None and (key is not None or skip_bad):
+        raise click.UsageError("--key and --skip-bad are about a --file")
+    if file is not None and size is not None:
+        raise click.UsageError("--size is about generated documents, not about a --file")
+    if len(prefix.encode()) > _MAX_PREFIX:
+        raise click.UsageError(f"--prefix has more than {_MAX_PREFIX} bytes")
+    access = Access(
+        user=user,
+        password=_password(password_file) if user else "",
+        authority=ca,
+        insecure=insecure,
+    )
+    skipped = _Skipped()
+    with ExitStack() as stack:
+        if file is None:
+            documents = generated(docs or 0, size=size or _DEFAULT_SIZE, prefix=prefix)
+        else:
+            read = from_csv if file.suffix.lower() == ".csv" else from_ndjson
+            opened = stack.enter_context(click.open_file(str(file), "rb"))
+            on_bad = skipped if skip_bad else raise_bad
+            documents = read(opened, prefix=prefix, key=key, on_bad=on_bad)
+        advance = stack.enter_context(_progress(docs))
+        writer = stack.enter_context(Writer(Source.parse(source), access, on_written=advance))
+        began = time.monotonic()
+        pace = Pace(rate) if rate is not None else None
+        try:
+            load_documents(islice(documents, docs), writer, pace)
+        except UpriverError as error:
+            raise _Stopped(writer.written, error) from error
+        seconds = time.monotonic() - began
+    _show(writer.written, skipped.lines, seconds, as_json=as_json)
+
+
+def _password(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get(_PASSWORD_VARIABLE, "")
+    try:
+        return file.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"the password file {file} cannot be read: {problem}") from None
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows a bar where somebody can see one; yields what moves it on."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("loading"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("documents"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _show(written: int, skipped: int, seconds: float, *, as_json: bool) -> None:
+    rate = written / seconds if seconds else 0.0
+    if as_json:
+        result = {
+            "documents": written,
+            "skipped": skipped,
+            "seconds": round(seconds, 3),
+            "documents_per_second": round(rate),
+        }
+        click.echo(json.dumps(result))
+        return
+    bad = f"; bad lines skipped: {skipped}" if skipped else ""
+    click.echo(f"{written} documents in {seconds:.2f} s, {rate:.0f} a second{bad}")

@@ -1,0 +1,147 @@
+"""``upriver serve``: the embedded producer as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import ConfigError
+from ..producer.settings import DEFAULT_PORT, ServerSettings
+
+if TYPE_CHECKING:
+    from ..producer.service import Producer
+
+__all__ = ["serve"]
+
+
+def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Makes the options of a file the defaults of those that are not given."""
+    if path is None:
+        return
+    try:
+        stored = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} is no TOML: {problem}") from None
+    known = {str(option.name) for option in context.command.params} - {parameter.name}
+    for name, value in stored.items():
+        if name.replace("-", "_") not in known:
+            listed = ", ".join(sorted(option.replace("_", "-") for option in known))
+            raise ConfigError(f"{path}: {name!r} is no option of serve; there are {listed}")
+        if not isinstance(value, str | int):
+            raise ConfigError(f"{path}: {name!r} must be a text, a whole number or a boolean")
+    context.default_map = {name.replace("-", "_"): value for name, value in stored.items()}
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where documents are kept. Without it they are gone when the server stops.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port",
+    default=DEFAULT_PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0: any free.",
+)
+@click.option("--bucket", default="default", show_default=True, help="Created if it is not there.")
+@click.option(
+    "--vbuckets",
+    type=click.IntRange(1),
+    help="Of a bucket that is created; fixed for its life.  [default: 1024]",
+)
+@click.option(
+    "--users", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A users file."
+)
+@click.option(
+    "--certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For TLS."
+)
+@click.option(
+    "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For TLS."
+)
+@click.option(
+    "--open-to-all", is_flag=True, help="Allow other addresses although there are no users."
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="A TOML file with any of these options; what is given here wins.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log every connection.")
+def serve(
+    data: Path | None,
+    host: str,
+    port: int,
+    bucket: str,
+    vbuckets: int | None,
+    users: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    open_to_all: bool,
+    verbose: bool,
+) -> None:
+    """Serve a bucket: writes for key-value clients, changes for DCP clients, on one port.
+
+    Prints one line with the address when it is ready, and stops cleanly on SIGINT and SIGTERM.
+
+    \b
+    Examples:
+      upriver serve
+      upriver serve --data ./bucket --port 0
+      upriver serve --config producer.toml
+    """
+    # Imported here: loading the store would slow down every other command.
+    from ..producer.service import Producer
+    from ..store import BucketSettings
+
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        users=users,
+        certificate=certificate,
+        key=key,
+        open_to_all=open_to_all,
+    )
+    # Without a number of vbuckets, one that exists is taken as it is.
+    bucket_settings = BucketSettings(vbuckets=vbuckets) if vbuckets is not None else None
+    with tempfile.TemporaryDirectory(prefix="upriver-") as scratch:
+        producer = Producer(
+            data or Path(scratch), settings, bucket=bucket, bucket_settings=bucket_settings
+        )
+        asyncio.run(_serve(producer))
+
+
+async def _serve(producer: Producer) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with producer:
+        click.echo(f"serving {_address(producer)} ({producer.bucket.settings.vbuckets} vbuckets)")
+        await stopped.wait()
+
+
+def _address(producer: Producer) -> str:
+    """What a client connects to."""
+    settings = producer.settings
+    scheme = "couchbase" if settings.certificate is None else "couchbases"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{producer.port}/{producer.bucket.name}"

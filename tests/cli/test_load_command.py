@@ -1,0 +1,782 @@
+"""``upriver load``: documents into a real server, and what it says when that cannot be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import pytest
+from certificates import write_certificates
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scramp import ScramMechanism
+
+from upriver.cli import loading
+from upriver.cli.documents import BadLine, Document, from_csv, from_ndjson, generated
+from upriver.cli.link import Access, LinkFailed
+from upriver.cli.loading import Pace, Writer, vbucket_of
+from upriver.cli.main import cli
+from upriver.cli.scram import SCRAM_DIGESTS, ScramClient
+from upriver.cli.source import Source
+from upriver.errors import ConfigError, RemoteProtocolError, Status, UpriverError
+from upriver.model import Datatype, VBucketState
+from upriver.producer.settings import ServerSettings
+from upriver.producer.users import Grant, Role, Users
+from upriver.testing import TemporaryProducer
+from upriver.wire import kv
+from upriver.wire.dialects import Dcp
+from upriver.wire.framing import Framer
+from upriver.wire.messages import PlainResponse, Request
+from upriver.wire.names import Feature
+
+VBUCKETS = 8
+
+
+@pytest.fixture
+def producer() -> Iterator[TemporaryProducer]:
+    with TemporaryProducer(vbuckets=VBUCKETS) as running:
+        yield running
+
+
+def address(producer: TemporaryProducer, *, scheme: str = "couchbase", bucket: str = "") -> str:
+    name = bucket or producer.bucket.name
+    return f"{scheme}://{producer.host}:{producer.port}/{name}"
+
+
+def run(*arguments: str | Path, stdin: str | None = None, **environment: str) -> Result:
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(cli, ["load", *words], input=stdin, env=environment)
+
+
+def loaded(*arguments: str | Path, **options: Any) -> dict[str, Any]:
+    """What a run that succeeds says of itself."""
+    result = run(*arguments, "--json", **options)
+    assert result.exit_code == 0, result.exception or result.output
+    said: dict[str, Any] = json.loads(result.stdout)
+    return said
+
+
+def complaint(*arguments: str | Path, **options: Any) -> str:
+    """The one line that a run which fails ends with."""
+    result = run(*arguments, **options)
+    assert isinstance(result.exception, UpriverError), result.output
+    line = str(result.exception)
+    assert "\n" not in line
+    return line
+
+
+def stored(producer: TemporaryProducer, key: str) -> Any:
+    return producer.bucket.get(vbucket_of(key.encode(), VBUCKETS), b"\0" + key.encode())
+
+
+def document(producer: TemporaryProducer, key: str) -> Any:
+    return json.loads(stored(producer, key).value)
+
+
+def count(producer: TemporaryProducer) -> int:
+    return producer.bucket.stats().items
+
+
+# ---- generated documents -----------------------------------------------------------------
+
+
+def test_generated_documents_arrive_whole(producer: TemporaryProducer) -> None:
+    said = loaded(address(producer), "--docs", "500", "--size", "300", "--prefix", "order:")
+    assert said["documents"] == 500
+    assert said["skipped"] == 0
+    assert count(producer) == 500
+    for key, value in generated(500, size=300, prefix="order:"):
+        found = stored(producer, key.decode())
+        assert found.value == value
+        assert found.datatype == Datatype.JSON
+    assert document(producer, "order:499")["id"] == 499
+
+
+def test_a_person_gets_one_line(producer: TemporaryProducer) -> None:
+    result = run(address(producer), "--docs", "10")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("10 documents in ")
+    assert result.stdout.endswith(" a second\n")
+    assert result.stderr == ""
+
+
+def test_a_terminal_gets_a_bar(producer: TemporaryProducer) -> None:
+    result = run(address(producer), "--docs", "10", FORCE_COLOR="1")
+    assert "10/10" in result.stderr
+    assert result.stdout.startswith("10 documents in ")
+
+
+def test_a_second_run_writes_the_same_again(producer: TemporaryProducer) -> None:
+    loaded(address(producer), "--docs", "20")
+    before = stored(producer, "doc7")
+    loaded(address(producer), "--docs", "20")
+    after = stored(producer, "doc7")
+    assert after.value == before.value
+    assert after.cas > before.cas
+    assert count(producer) == 20
+    loaded(address(producer), "--docs", "20", "--size", "400")
+    assert len(stored(producer, "doc7").value) == 400
+
+
+@settings(deadline=None)
+@given(number=st.integers(1, 50), size=st.integers(1, 2000))
+def test_generated_documents_are_json_of_about_the_size(number: int, size: int) -> None:
+    documents = list(generated(number, size=size, prefix="p"))
+    assert documents == list(generated(number, size=size, prefix="p"))
+    assert [key for key, _ in documents] == [f"p{n}".encode() for n in range(number)]
+    for at, (_, value) in enumerate(documents):
+        assert json.loads(value)["id"] == at
+        assert len(value) == size or (size < 120 and len(value) < 120)
+
+
+def test_a_document_larger_than_a_window(producer: TemporaryProducer) -> None:
+    size = 3 * loading.WINDOW_BYTES
+    loaded(address(producer), "--docs", "3", "--size", str(size))
+    assert len(stored(producer, "doc2").value) == size
+
+
+# ---- files -------------------------------------------------------------------------------
+
+
+def test_ndjson_with_keys_of_its_own(producer: TemporaryProducer, tmp_path: Path) -> None:
+    file = tmp_path / "people.ndjson"
+    file.write_text('\ufeff{"mail": "ä@x", "age": 3}\n\n  {"mail": 17}  \r\n{"mail": "last"}')
+    assert loaded(address(producer), "--file", file, "--key", "mail")["documents"] == 3
+    assert stored(producer, "ä@x").value == '{"mail": "ä@x", "age": 3}'.encode()
+    assert document(producer, "17") == {"mail": 17}
+    assert document(producer, "last") == {"mail": "last"}
+
+
+def test_ndjson_without_keys_and_no_more_than_asked_for(producer: TemporaryProducer) -> None:
+    lines = '{"n":0}\n{"n":1}\n{"n":2}\n'
+    said = loaded(address(producer), "--file", "-", "--docs", "2", "--prefix", "x", stdin=lines)
+    assert said["documents"] == 2
+    assert document(producer, "x1") == {"n": 1}
+    assert count(producer) == 2
+
+
+def test_csv_with_a_header(producer: TemporaryProducer, tmp_path: Path) -> None:
+    file = tmp_path / "stock.CSV"
+    file.write_text('\ufeffsku,name,left\r\na1,"screws, ""large""\nsteel",7\r\n\r\nb2,nuts,\r\n')
+    assert loaded(address(producer), "--file", file, "--key", "sku")["documents"] == 2
+    assert document(producer, "a1") == {"sku": "a1", "name": 'screws, "large"\nsteel', "left": "7"}
+    assert document(producer, "b2") == {"sku": "b2", "name": "nuts", "left": ""}
+    loaded(address(producer), "--file", file)
+    assert document(producer, "doc1")["sku"] == "b2"
+
+
+def read(reader: Callable[..., Iterator[Document]], file: Path) -> tuple[list[bytes], BadLine]:
+    """The keys in a file with one bad line, and that line."""
+    found: list[BadLine] = []
+    with file.open("rb") as opened:
+        keys = [key for key, _ in reader(opened, prefix="p", key="k", on_bad=found.append)]
+    (bad,) = found
+    return keys, bad
+
+
+BAD_NDJSON = {
+    b'{"k":': "no JSON",
+    b"[1]": "not a JSON object",
+    b'{"k":NaN}': "NaN is no JSON",
+    b'{"k":"\xff"}': "byte 6 is not UTF-8",
+    b'{"other":1}': "the member 'k' is no string",
+    b'{"k":true}': "the member 'k' is no string",
+    b'{"k":""}': "a key has 1 to 250 bytes, not 0",
+    b'{"k":"%s"}' % (b"x" * 251): "a key has 1 to 250 bytes, not 251",
+    b'{"k":"\\ud800"}': "character 0 is not UTF-8",
+    b"[" * 100_000: "JSON that is nested too deeply",
+}
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_NDJSON.items(), ids=BAD_NDJSON.values())
+def test_a_bad_line_of_ndjson_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
+    file = tmp_path / "data.ndjson"
+    file.write_bytes(b'{"k":"first"}\n\n' + line + b'\n{"k":"after"}\n')
+    keys, bad = read(from_ndjson, file)
+    assert keys == [b"first", b"after"]
+    assert str(bad).startswith(f"{file}, line 3: {problem}")
+
+
+BAD_CSV = {
+    b"only one": "1 fields where the header has 2",
+    b"a,b,c": "3 fields where the header has 2",
+    b'"a"b,c': "',' expected after",
+    b"a,\xff": "is not UTF-8",
+    b",x": "a key has 1 to 250 bytes, not 0",
+}
+
+
+@pytest.mark.parametrize(("row", "problem"), BAD_CSV.items(), ids=BAD_CSV.values())
+def test_a_bad_row_of_csv_is_named_by_its_first_line(
+    tmp_path: Path, row: bytes, problem: str
+) -> None:
+    file = tmp_path / "data.csv"
+    file.write_bytes(b'k,v\nfirst,"two\nlines"\n' + row + b"\nafter,x\n")
+    keys, bad = read(from_csv, file)
+    assert keys == [b"first", b"after"]
+    assert str(bad).startswith(f"{file}, line 4: ")
+    assert problem in bad.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("data.csv", "k\n0\n1,2\n3\n"), ("data.ndjson", '\n{"k":0}\n{\n{"k":3}\n')]
+)
+def test_a_bad_line_stops_a_load_or_is_counted(
+    producer: TemporaryProducer, tmp_path: Path, name: str, text: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    words = (address(producer), "--file", file, "--key", "k")
+    line = complaint(*words)
+    assert line.startswith(f"{file}, line 3: ")
+    assert line.endswith("--skip-bad passes over such lines (documents written before: 1)")
+    assert count(producer) == 1
+    said = loaded(*words, "--skip-bad")
+    assert (said["documents"], said["skipped"]) == (2, 1)
+    assert run(*words, "--skip-bad").stdout.endswith("; bad lines skipped: 1\n")
+    assert count(producer) == 2
+
+
+def test_a_csv_file_whose_header_is_wrong_cannot_be_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "data.csv"
+    file.write_text("k,k\n1,2\n")
+    with pytest.raises(BadLine, match="line 1: the header has a name twice"):
+        read(from_csv, file)
+
+
+def test_a_line_that_is_too_long_does_not_end_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.cli.documents.MAX_VALUE", 20)
+    file = tmp_path / "data.ndjson"
+    file.write_text('{"n":"' + "x" * 100 + '"}\n{"n":2}\n' + '{"n":"' + "y" * 12 + '"}\n')
+    bad: list[BadLine] = []
+    with file.open("rb") as opened:
+        found = list(from_ndjson(opened, prefix="p", on_bad=bad.append))
+    assert found == [(b"p1", b'{"n":2}'), (b"p2", b'{"n":"yyyyyyyyyyyy"}')]
+    assert [(line.line, line.problem) for line in bad] == [(1, "a document has up to 20 bytes")]
+
+
+def test_an_empty_csv_file_has_no_documents(tmp_path: Path) -> None:
+    file = tmp_path / "data.csv"
+    file.touch()
+    with file.open("rb") as opened:
+        assert list(from_csv(opened, prefix="p")) == []
+
+
+# ---- pace --------------------------------------------------------------------------------
+
+
+class Time:
+    """A clock that moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.flushes = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 100.0, 12_345.0])
+def test_a_rate_is_kept(rate: float) -> None:
+    time = Time()
+    pace = Pace(rate, clock=time.clock, sleep=time.sleep)
+    written = 200
+    for at in range(written):
+        pace.wait(time.flush)
+        assert at <= (time.now - 100) * rate + 1e-6  # never early
+    assert (time.now - 100) * rate <= written + rate * Pace.TICK
+    # what was written goes out before each sleep, and fast rates sleep for several at once
+    assert time.flushes <= min(written, 1 + (time.now - 100) / Pace.TICK)
+
+
+def test_a_server_that_stood_still_is_not_flooded() -> None:
+    time = Time()
+    pace = Pace(10, clock=time.clock, sleep=time.sleep)
+    pace.wait(time.flush)
+    time.now += 3600
+    resumed = time.now
+    at_once = 0
+    while time.now == resumed:
+        at_once += 1
+        pace.wait(time.flush)
+    assert at_once <= 10 * Pace.CATCH_UP + 2
+
+
+def test_a_rate_on_the_command_line(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+    monkeypatch.setattr(
+        "upriver.cli.load.Pace", lambda rate: Pace(rate, clock=time.clock, sleep=time.sleep)
+    )
+    assert loaded(address(producer), "--docs", "30", "--rate", "10")["documents"] == 30
+    assert time.now - 100 == pytest.approx(2.9)
+
+
+# ---- who and where -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[TemporaryProducer]:
+    users = Users()
+    users.add("writer", "s3crët", Grant(Role.WRITE_DATA), iterations=4096)
+    users.add("reader", "p4ssword", Grant(Role.READ_DATA), iterations=4096)
+    users.save(tmp_path / "users.json")
+    settings = ServerSettings(users=tmp_path / "users.json", authentication_delay=0)
+    with TemporaryProducer(vbuckets=VBUCKETS, settings=settings) as running:
+        yield running
+
+
+def test_a_user_with_a_password(guarded: TemporaryProducer, tmp_path: Path) -> None:
+    words = (address(guarded), "--docs", "5", "--user", "writer")
+    assert loaded(*words, UPRIVER_PASSWORD="s3crët")["documents"] == 5
+    (tmp_path / "password").write_text("s3crët\n")
+    assert loaded(*words, "--password-file", tmp_path / "password")["documents"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "password", "said"),
+    [
+        (["--user", "writer"], "wrong", "does not believe that we are writer"),
+        (["--user", "nobody"], "s3crët", "does not believe that we are nobody"),
+        (["--user", "writer"], "", "there is no password for writer"),
+        (["--user", "reader"], "p4ssword", "give a --user that may write"),
+        ([], "", "give --user"),
+    ],
+)
+def test_a_user_who_may_not(
+    guarded: TemporaryProducer, words: list[str], password: str, said: str
+) -> None:
+    line = complaint(address(guarded), "--docs", "5", *words, UPRIVER_PASSWORD=password)
+    assert said in line
+    assert not password or password not in line
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_DIGESTS)
+def test_scram_with_an_independent_server(mechanism: str) -> None:
+    standard = ScramMechanism(mechanism.replace("SHA", "SHA-"))
+    verifier = standard.make_auth_info("pencil", iteration_count=4096)
+    server = standard.make_server(lambda name: verifier if name == "a,b=c" else None)
+    client = ScramClient(mechanism, "a,b=c", "pencil")
+    server.set_client_first(client.first().decode())
+    server.set_client_final(client.answer(server.get_server_first().encode()).decode())
+    client.check(server.get_server_final().encode())
+    with pytest.raises(ValueError, match="does not know the password"):
+        client.check(b"v=AAAA")
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        b"",
+        b"r=other,s=AAAA,i=4096",
+        b"r=mine,s=AAAA,i=4096",
+        b"r=mine+,s=,i=4096",
+        b"r=mine+,s=!,i=4096",
+        b"r=mine+,s=AAAA,i=0",
+        b"r=mine+,s=AAAA,i=99999999999",
+        b"r=mine+,s=AAAA,i=x",
+        b"\xff",
+    ],
+)
+def test_scram_with_a_server_that_breaks_the_rules(challenge: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        ScramClient("SCRAM-SHA512", "me", "pencil", nonce="mine").answer(challenge)
+
+
+def test_tls(tmp_path: Path) -> None:
+    files = write_certificates(tmp_path)
+    settings = ServerSettings(certificate=files.certificate, key=files.key)
+    with TemporaryProducer(vbuckets=VBUCKETS, settings=settings) as producer:
+        secure = address(producer, scheme="couchbases")
+        assert loaded(secure, "--docs", "9000", "--ca", files.authority)["documents"] == 9000
+        assert loaded(secure, "--docs", "5", "--insecure")["documents"] == 5
+        assert count(producer) == 9000
+        assert "no TLS with" in complaint(secure, "--docs", "5")
+        assert "lost" in complaint(address(producer), "--docs", "5")
+        no_certificates = complaint(secure, "--docs", "5", "--ca", files.key)
+        assert "holds no certificates" in no_certificates
+
+
+def test_where_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = complaint(f"couchbase://127.0.0.1:{port}/default", "--docs", "1")
+    assert line.startswith(f"cannot connect to 127.0.0.1:{port}: Connection refused; ")
+
+
+def test_a_bucket_that_is_not_there(producer: TemporaryProducer) -> None:
+    line = complaint(address(producer, bucket="other"), "--docs", "1")
+    assert "has no bucket other" in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost",
+        "http://localhost/b",
+        "couchbase:///b",
+        "couchbase://h",
+        "couchbase://h/",
+        "couchbase://h/a/b",
+        "couchbase://h:99999/b",
+        "couchbase://h:x/b",
+        "couchbase://h/b?ssl=no",
+        "couchbase://me:secret@h/b",
+    ],
+)
+def test_a_source_that_is_none(text: str) -> None:
+    line = complaint(text, "--docs", "1")
+    assert "secret" not in line
+
+
+def test_sources() -> None:
+    assert Source.parse("couchbase://h/b") == Source("h", 11210, "b")
+    assert Source.parse("couchbases://[::1]/a%20b") == Source("::1", 11207, "a b", tls=True)
+    assert Source.parse("couchbase://h:1/b") == Source("h", 1, "b")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--docs", "0"],
+        ["--docs", "1", "--rate", "0"],
+        ["--docs", "1", "--key", "k"],
+        ["--docs", "1", "--skip-bad"],
+        ["--file", "-", "--size", "3"],
+        ["--docs", "1", "--prefix", "x" * 201],
+    ],
+)
+def test_options_that_make_no_sense(words: list[str]) -> None:
+    assert run("couchbase://h/b", *words).exit_code == 2
+
+
+def test_access_that_makes_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        Access(authority=tmp_path, insecure=True)
+    assert "secret" not in repr(Access(user="me", password="secret"))
+
+
+# ---- servers that refuse, and other servers ------------------------------------------------
+
+
+def test_a_refused_write_is_named(producer: TemporaryProducer) -> None:
+    victim = vbucket_of(b"doc3", VBUCKETS)
+    producer.set_state(victim, VBucketState.DEAD)
+    line = complaint(address(producer), "--docs", "100")
+    assert f"{producer.host}:{producer.port} refused doc" in line
+    assert "with NOT_MY_VBUCKET; its vbuckets have moved: run again" in line
+    assert line.endswith("(documents written before: 0)")
+
+
+#: An answer, or its status or value; None for what a server would say.
+Said: TypeAlias = PlainResponse | Status | bytes | None
+
+
+class Peer:
+    """A server that says what a test wants, on as many connections as come."""
+
+    def __init__(
+        self,
+        answer: Callable[[Request], Said] | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
+        self._answer = answer or (lambda request: None)
+        self.map: dict[str, Any] = {}
+        self.sets: list[kv.Set] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    @property
+    def source(self) -> Source:
+        return Source("127.0.0.1", self.port, "b", tls=self._tls is not None)
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+        except OSError:
+            return
+
+    def _serve(self, connection: socket.socket) -> None:
+        dialect, framer = Dcp(), Framer()
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_side=True)
+        with connection, suppress(ConnectionError):
+            while chunk := connection.recv(1 << 16):
+                for packet in framer.feed(chunk):
+                    request = dialect.decode(packet)
+                    assert isinstance(request, Request)
+                    connection.sendall(self._packet(dialect, request))
+
+    def _packet(self, dialect: Dcp, request: Request) -> bytes:
+        said = self._answer(request)
+        if isinstance(said, PlainResponse):
+            return dialect.encode(said)
+        status, value = (said, b"") if isinstance(said, Status) else (Status.SUCCESS, said or b"")
+        if said is None and isinstance(request, kv.Hello):
+            return dialect.encode(kv.HelloResponse(opaque=request.opaque, features=()))
+        if said is None and isinstance(request, kv.Set):
+            self.sets.append(request)
+            return b""
+        if said is None and isinstance(request, kv.GetClusterConfig):
+            value = json.dumps(self.map).encode()
+        command = dialect.command_of(request)
+        answer = PlainResponse(command=command, opaque=request.opaque, status=status, value=value)
+        return dialect.encode(answer)
+
+
+def cluster(peers: list[Peer], this: Peer, rows: list[int]) -> dict[str, Any]:
+    return {
+        "rev": 1,
+        "nodesExt": [
+            {
+                "hostname": "127.0.0.1",
+                "services": {"kv": peer.port},
+                **({"thisNode": True} if peer is this else {}),
+            }
+            for peer in peers
+        ],
+        "vBucketServerMap": {
+            "serverList": [f"127.0.0.1:{peer.port}" for peer in peers],
+            "vBucketMap": [[row, -1] for row in rows],
+        },
+    }
+
+
+def test_every_node_gets_the_documents_of_its_vbuckets() -> None:
+    rows = [0, 1, 1, 0, 1]
+    with Peer() as one, Peer() as two:
+        one.map = cluster([one, two], one, rows)
+        with Writer(one.source) as writer:
+            assert writer.vbuckets == 5
+            loading.load(generated(10_000, size=100, prefix="k"), writer)
+            assert writer.written == 10_000
+        for node, peer in enumerate((one, two)):
+            assert {rows[request.vbucket] for request in peer.sets} == {node}
+            assert all(vbucket_of(r.key, 5) == r.vbucket and r.quiet for r in peer.sets)
+            # the server does not say that it knows datatypes
+            assert {request.datatype for request in peer.sets} == {Datatype.RAW}
+        assert len({request.key for request in one.sets + two.sets}) == 10_000
+
+
+def test_the_node_that_is_asked_may_have_no_documents() -> None:
+    with Peer() as asked, Peer() as other:
+        asked.map = cluster([asked, other], asked, [1, 1])
+        with Writer(asked.source) as writer:
+            loading.load(generated(10, size=100, prefix="k"), writer)
+        assert len(other.sets) == 10
+        assert asked.sets == []
+
+
+def test_the_only_node_is_the_one_that_was_asked_whatever_it_calls_itself() -> None:
+    with Peer() as peer:
+        peer.map = cluster([peer], peer, [0])
+        peer.map["vBucketServerMap"]["serverList"] = ["db.invalid:11210"]
+        with Writer(peer.source) as writer:
+            loading.load(generated(10, size=100, prefix="k"), writer)
+        assert len(peer.sets) == 10
+
+
+@pytest.mark.parametrize(
+    ("map_text", "error"),
+    [
+        (b"", RemoteProtocolError),
+        (b"[]", RemoteProtocolError),
+        (b"{}", RemoteProtocolError),
+        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[]}}', RemoteProtocolError),
+        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[[1]]}}', RemoteProtocolError),
+        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[[-1]]}}', LinkFailed),
+    ],
+)
+def test_a_map_that_makes_no_sense(map_text: bytes, error: type[Exception]) -> None:
+    def answer(request: Request) -> Said:
+        return map_text if isinstance(request, kv.GetClusterConfig) else None
+
+    with Peer(answer) as peer, pytest.raises(error):
+        Writer(peer.source)
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (Status.TOO_BIG, "larger than the bucket allows"),
+        (Status.TEMPORARY_FAILURE, "try a lower --rate"),
+        (Status.INTERNAL, "see what its log says"),
+    ],
+)
+def test_one_refused_write_among_many_is_found(status: Status, hint: str) -> None:
+    def answer(request: Request) -> Said:
+        refused = isinstance(request, kv.Set) and request.key == b"k6000"
+        return status if refused else None
+
+    with Peer(answer) as peer:
+        peer.map = cluster([peer], peer, [0])
+        with Writer(peer.source) as writer, pytest.raises(LinkFailed) as failure:
+            loading.load(generated(20_000, size=100, prefix="k"), writer)
+        assert f"refused k6000 with {status.name}" in failure.value.problem
+        assert hint in failure.value.hint
+        # of what went out before, the first window at least is known to be there
+        assert writer.written >= loading.WINDOW_DOCUMENTS
+
+
+def test_a_server_that_offers_only_to_see_the_password() -> None:
+    def answer(request: Request) -> Said:
+        return b"PLAIN" if isinstance(request, kv.SaslListMechanisms) else None
+
+    with Peer(answer) as peer, pytest.raises(LinkFailed, match="couchbases://"):
+        Writer(peer.source, Access(user="me", password="secret"))
+
+
+def test_a_server_that_offers_only_to_see_the_password_where_nobody_else_can(
+    tmp_path: Path,
+) -> None:
+    shown: list[bytes] = []
+
+    def answer(request: Request) -> Said:
+        if isinstance(request, kv.SaslAuth):
+            shown.append(request.payload)
+        return b"PLAIN" if isinstance(request, kv.SaslListMechanisms) else None
+
+    files = write_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with Peer(answer, tls=context) as peer:
+        peer.map = cluster([peer], peer, [0])
+        Writer(peer.source, Access(user="me", password="secret", authority=files.authority)).close()
+    assert shown == [b"\0me\0secret"]
+
+
+def test_a_server_that_stops_reading_is_given_up_with_bounded_memory() -> None:
+    resume = threading.Event()
+
+    def answer(request: Request) -> None:
+        if isinstance(request, kv.Set):
+            resume.wait()
+
+    taken = 0
+
+    def endless() -> Iterator[tuple[bytes, bytes]]:
+        nonlocal taken
+        for key, value in generated(10**9, size=1000, prefix="k"):
+            taken += len(value)
+            yield key, value
+
+    with Peer(answer) as peer:
+        peer.map = cluster([peer], peer, [0])
+        try:
+            with Writer(peer.source, patience=0.2) as writer, pytest.raises(LinkFailed) as failure:
+                loading.load(endless(), writer)
+            assert "nothing was heard of it for 0.2 s" in failure.value.problem
+            assert taken <= (loading.MAX_WINDOWS + 1) * loading.WINDOW_BYTES
+        finally:
+            resume.set()
+
+
+def test_a_server_that_answers_more_than_it_is_asked_while_it_is_written_to() -> None:
+    """Every quiet write is answered with 64 KiB: who only writes would be stuck."""
+    loud = PlainResponse(command=0xEE, value=b"x" * 65_536)
+
+    def answer(request: Request) -> Said:
+        return replace(loud, opaque=request.opaque) if isinstance(request, kv.Set) else None
+
+    with Peer(answer) as peer:
+        peer.map = cluster([peer], peer, [0])
+        with Writer(peer.source) as writer:
+            loading.load(generated(2_000, size=3_000, prefix="k"), writer)
+            assert writer.written == 2_000
+
+
+def test_a_server_that_goes_away() -> None:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        writer = Writer(Source(producer.host, producer.port, "default"))
+    with writer, pytest.raises(LinkFailed, match="lost"):
+        loading.load(generated(100, size=100, prefix="k"), writer)
+
+
+@settings(deadline=None)
+@given(
+    key=st.binary(min_size=1, max_size=250),
+    value=st.binary(max_size=300),
+    vbucket=st.integers(0, 1023),
+    json_spoken=st.booleans(),
+)
+def test_a_packet_is_what_the_dialect_would_make_of_it(
+    key: bytes, value: bytes, vbucket: int, json_spoken: bool
+) -> None:
+    class Link:
+        dialect = Dcp()
+        features = {Feature.JSON} if json_spoken else set()
+        socket = socket.socket()
+
+    with Link.socket:
+        lane = loading._Lane(Link())  # type: ignore[arg-type]
+        lane.add(key, value, vbucket)
+        request = kv.Set(
+            key=key,
+            value=value,
+            vbucket=vbucket,
+            quiet=True,
+            datatype=Datatype.JSON if json_spoken else Datatype.RAW,
+        )
+        assert b"".join(lane._filling.packets) == Dcp().encode(request)
+
+
+# ---- a real process ----------------------------------------------------------------------
+
+
+def test_the_real_process(producer: TemporaryProducer, tmp_path: Path) -> None:
+    def upriver(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "upriver", "load", address(producer), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = upriver("--docs", "1000", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["documents"] == 1000
+    assert count(producer) == 1000
+    bad = tmp_path / "bad.ndjson"
+    bad.write_text("{}\nnonsense\n")
+    failed = upriver("--file", str(bad))
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith(f"error: {bad}, line 2: no JSON: ")
+    assert failed.stderr.count("\n") == 1
