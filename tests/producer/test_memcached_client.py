@@ -1,0 +1,103 @@
+"""A memcached client that knows nothing of Couchbase works through the same port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serverkit import SECRET, users_file
+
+from upriver.producer.settings import ServerSettings
+from upriver.producer.users import Role
+from upriver.testing import TemporaryProducer
+
+bmemcached = pytest.importorskip(
+    "bmemcached", reason="the python-binary-memcached package is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def producer() -> Iterator[TemporaryProducer]:
+    with TemporaryProducer(vbuckets=4) as producer:
+        yield producer
+
+
+def address(producer: TemporaryProducer) -> tuple[str]:
+    return (f"{producer.host}:{producer.port}",)
+
+
+@pytest.fixture
+def client(producer: TemporaryProducer) -> Iterator[Any]:
+    client = bmemcached.Client(address(producer))
+    yield client
+    client.disconnect_all()
+
+
+def test_storing_and_reading(client: Any) -> None:
+    assert client.set("text", "some text")
+    assert client.get("text") == "some text"
+    assert not client.add("text", "other text")
+    assert not client.replace("absent", "text")
+    assert client.replace("text", "third text")
+    assert client.get("text") == "third text"
+    assert client.get("absent") is None
+
+
+def test_many_at_once_are_pipelined_quietly(client: Any) -> None:
+    items = {f"many{n}": b"v%d" % n for n in range(500)}
+    assert client.set_multi(items) == []
+    assert client.get_multi([*items, "absent"]) == items
+    assert client.delete_multi(list(items))
+    assert client.get_multi(list(items)) == {}
+
+
+def test_deleting(client: Any) -> None:
+    client.set("short-lived", "x")
+    assert client.delete("short-lived")
+    assert client.get("short-lived") is None
+
+
+def test_counting(client: Any) -> None:
+    assert client.incr("count", 5, default=10) == 10
+    assert client.incr("count", 5) == 15
+    assert client.decr("count", 1) == 14
+    assert client.decr("count", 100) == 0
+
+
+def test_comparing_and_swapping(client: Any) -> None:
+    client.set("swapped", "old")
+    value, cas = client.gets("swapped")
+    assert value == "old"
+    assert client.cas("swapped", "new", cas)
+    assert not client.cas("swapped", "newer", cas)
+    assert client.get("swapped") == "new"
+
+
+def test_statistics(producer: TemporaryProducer, client: Any) -> None:
+    client.set("counted", "x")
+    (statistics,) = client.stats().values()
+    assert int(statistics["curr_items"]) == producer.bucket.stats().items
+
+
+def test_flushing_empties_the_bucket(producer: TemporaryProducer, client: Any) -> None:
+    client.set("flushed", "x")
+    assert client.flush_all()
+    assert client.get("flushed") is None
+    assert producer.bucket.stats().items == 0
+
+
+def test_a_client_with_nothing_but_plain_passwords_needs_the_setting(tmp_path: Path) -> None:
+    users = users_file(tmp_path, {"old": (Role.READ_DATA, Role.WRITE_DATA)})
+    for allowed in (True, False):
+        settings = ServerSettings(users=users, plain_without_tls=allowed)
+        with TemporaryProducer(vbuckets=1, settings=settings) as producer:
+            client = bmemcached.Client(address(producer), "old", SECRET)
+            if allowed:
+                assert client.set("a", "text")
+                assert client.get("a") == "text"
+            else:
+                with pytest.raises(bmemcached.exceptions.AuthenticationNotSupported):
+                    client.set("a", "text")
+            client.disconnect_all()
