@@ -44,6 +44,12 @@ class HybridClock:
         self._last = cas
         return cas
 
+    def take(self, count: int) -> int:
+        """The first of ``count`` values in a row, which the caller may give out or not."""
+        first = self.next()
+        self._last = first + count - 1
+        return first
+
     def observe(self, cas: int) -> None:
         """Another server gave out this CAS: ours follow it, unless it is no time at all."""
         if self._last < cas <= _LAST_FOLLOWED:

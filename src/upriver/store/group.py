@@ -53,8 +53,11 @@ class _ActiveVBuckets(dict[int, Progress]):
         self._group = group
 
     def __missing__(self, vbucket: int) -> Progress:
-        self._group.require(vbucket, VBucketState.ACTIVE)
-        progress = self[vbucket] = self._group.open(vbucket)
+        group = self._group
+        untouched = vbucket not in group.standings and 0 <= vbucket < len(group.vbuckets)
+        if not untouched or group.vbuckets[vbucket].standing.state is not VBucketState.ACTIVE:
+            group.require(vbucket, VBucketState.ACTIVE)  # says what is wrong
+        progress = self[vbucket] = group.open(vbucket)
         return progress
 
 
@@ -81,7 +84,7 @@ class Group:
         #: What this group may have changed, by vbucket.
         self.progress: dict[int, Progress] = {}
         self.standings: dict[int, Standing] = {}
-        self._vbuckets = vbuckets
+        self.vbuckets = vbuckets
         #: Those of them that are active; asking for any other refuses it.
         self.active = _ActiveVBuckets(self)
         self._cleared: set[int] = set()
@@ -95,7 +98,7 @@ class Group:
 
     def standing(self, vbucket: int) -> Standing:
         """What a vbucket is, as far as this group has come."""
-        return self.standings.get(vbucket) or self._vbuckets[vbucket].standing
+        return self.standings.get(vbucket) or self.vbuckets[vbucket].standing
 
     def change_standing(self, vbucket: int, **fields: Any) -> None:
         self.standings[vbucket] = replace(self.standing(vbucket), **fields)
@@ -104,12 +107,12 @@ class Group:
         """How far a vbucket has come, to be changed by this group."""
         progress = self.progress.get(vbucket)
         if progress is None:
-            progress = self.progress[vbucket] = self._vbuckets[vbucket].progress
+            progress = self.progress[vbucket] = self.vbuckets[vbucket].progress
         return progress
 
     def require(self, vbucket: int, *states: VBucketState) -> None:
         """Refuses a vbucket that is not in one of these states."""
-        if not 0 <= vbucket < len(self._vbuckets):
+        if not 0 <= vbucket < len(self.vbuckets):
             raise StoreRefusal(Status.NOT_MY_VBUCKET, f"there is no vbucket {vbucket}")
         state = self.standing(vbucket).state
         if state not in states:
@@ -269,7 +272,7 @@ class Group:
         for family in (engine.seqnos, engine.keys, engine.history, engine.due):
             self.batch.delete_range(family, (b"", b"\xff"))
         self.batch.delete_range(engine.meta, Meta.erasures())
-        for vbucket in range(len(self._vbuckets)):
+        for vbucket in range(len(self.vbuckets)):
             self._cleared.add(vbucket)
             self.progress[vbucket] = Progress()
 
