@@ -26,7 +26,7 @@ from ..wire.framing import Framer
 from ..wire.header import HEADER_SIZE, parse_header
 from ..wire.names import Feature
 from .client import Client
-from .front_desk import STREAM_COMMANDS, Delayed, FrontDesk
+from .front_desk import STREAM_COMMANDS, Delayed, Elsewhere, FrontDesk
 from .keyvalue import Blocking, KeyValue, Later, Now, Write
 from .quick_sets import plain_set, set_answer
 from .statistics import ConnectionView, connection_view
@@ -244,7 +244,12 @@ class Connection(asyncio.Protocol):
     def _answer(self, request: m.Request, bucket: Bucket | None) -> None:
         dialect = self._dialect
         front = self._front.answer(request, dialect)
-        if isinstance(front, Delayed):
+        if isinstance(front, Elsewhere):
+            self._busy = True
+            self._server.in_thread(front.call).add_done_callback(
+                lambda done: self._loop.call_soon_threadsafe(self._found_out, done.result())
+            )
+        elif isinstance(front, Delayed):
             self._busy = True
             self._loop.call_later(front.seconds, self._delayed, front.messages)
         elif front is not None:
@@ -376,6 +381,13 @@ class Connection(asyncio.Protocol):
     def _poll_again(self, answer: Later) -> None:
         self._poll(answer)
         self._work()
+
+    def _found_out(self, answer: list[m.Message] | Delayed) -> None:
+        """Goes on with an answer that was worked out in a thread."""
+        if isinstance(answer, Delayed):
+            self._loop.call_later(answer.seconds, self._delayed, answer.messages)
+        else:
+            self._delayed(answer)
 
     def _delayed(self, messages: list[m.Message]) -> None:
         self._busy = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,7 @@ from .keyvalue import ADMINISTERS, READS, STREAMS, WRITES
 from .node import Node
 from .users import Role
 
-__all__ = ["STREAM_COMMANDS", "Delayed", "FrontDesk"]
+__all__ = ["STREAM_COMMANDS", "Delayed", "Elsewhere", "FrontDesk"]
 
 logger = logging.getLogger("upriver.producer")
 
@@ -78,6 +79,13 @@ class Delayed:
     messages: list[m.Message]
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An answer that takes long to work out, in a thread of its own."""
+
+    call: Callable[[], list[m.Message] | Delayed]
+
+
 class FrontDesk:
     """The desk of one connection."""
 
@@ -95,7 +103,9 @@ class FrontDesk:
         """Whether a request can go straight to the documents of the client's bucket."""
         return isinstance(request, _DOCUMENTS) and self.may_set
 
-    def answer(self, request: m.Request, dialect: Dialect) -> list[m.Message] | Delayed | None:
+    def answer(
+        self, request: m.Request, dialect: Dialect
+    ) -> list[m.Message] | Delayed | Elsewhere | None:
         """The answer to what concerns the connection; None if the request is for another desk."""
         match request:
             case kv.Hello():
@@ -103,6 +113,8 @@ class FrontDesk:
             case kv.SaslListMechanisms():
                 offered = " ".join(self._node.mechanisms(self._client))
                 return [_plain(request, dialect, value=offered.encode())]
+            case kv.SaslAuth(mechanism=sasl.PLAIN):
+                return Elsewhere(lambda: self._authenticate(request))  # it hashes for long
             case kv.SaslAuth() | kv.SaslStep():
                 return self._authenticate(request)
             case kv.Noop():

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rocksdict import (
     BlockBasedOptions,
@@ -85,6 +85,11 @@ class Family:
         self.handle: ColumnFamily = database.get_column_family_handle(name)
         self.get = self.data.get
         self._path = path
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of many keys, None where there is none."""
+        found: Any = self.data.get(list[Any](keys))
+        return list(found)
 
     def scan(self, bounds: tuple[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """The entries from the first bound up to before the second.

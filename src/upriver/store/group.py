@@ -54,10 +54,12 @@ class _ActiveVBuckets(dict[int, Progress]):
 
     def __missing__(self, vbucket: int) -> Progress:
         group = self._group
-        untouched = vbucket not in group.standings and 0 <= vbucket < len(group.vbuckets)
-        if not untouched or group.vbuckets[vbucket].standing.state is not VBucketState.ACTIVE:
+        if vbucket in group.standings or not 0 <= vbucket < len(group.vbuckets):
+            group.require(vbucket, VBucketState.ACTIVE)
+        known = group.vbuckets[vbucket]
+        if known.standing.state is not VBucketState.ACTIVE and vbucket not in group.standings:
             group.require(vbucket, VBucketState.ACTIVE)  # says what is wrong
-        progress = self[vbucket] = group.open(vbucket)
+        progress = self[vbucket] = group.progress.setdefault(vbucket, known.progress)
         return progress
 
 
@@ -91,6 +93,7 @@ class Group:
         self._time = self.now.to_bytes(4)
         #: Reads keys from disk, past what this group changed.
         self.look_up = engine.keys.get
+        self.look_up_many = engine.keys.get_many
         self._seqnos = self.batch.seqnos
         self._keys = self.batch.keys
 

@@ -51,6 +51,7 @@ _DELETION = struct.Struct(
 _EXPIRATION = struct.Struct(
     ">" + _HEADER + _SEQNOS + "I"  # delete time
 )
+_pack_mutation = _MUTATION.pack
 _MUTATION_OPCODE: Final = 0x57
 _DELETION_OPCODE: Final = 0x58
 _EXPIRATION_OPCODE: Final = 0x59
@@ -85,24 +86,23 @@ def mutation(
     value: bytes,
 ) -> bytes:
     """A stored mutation; ``key`` begins with its collection id."""
-    return (
-        _MUTATION.pack(
-            REQUEST,
-            _MUTATION_OPCODE,
-            len(key),
-            _MUTATION_EXTRAS,
-            datatype,
-            vbucket,
-            _MUTATION_EXTRAS + len(key) + len(value),
-            cas,
-            seqno,
-            rev,
-            flags,
-            expiry,
-        )
-        + key
-        + value
+    key_length = len(key)
+    body = _MUTATION_EXTRAS + key_length + len(value)
+    head = _pack_mutation(
+        REQUEST,
+        _MUTATION_OPCODE,
+        key_length,
+        _MUTATION_EXTRAS,
+        datatype,
+        vbucket,
+        body,
+        cas,
+        seqno,
+        rev,
+        flags,
+        expiry,
     )
+    return b"".join((head, key, value))
 
 
 def deletion(

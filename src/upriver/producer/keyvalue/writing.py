@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -34,6 +36,8 @@ __all__ = ["HANDLERS", "datatype_of", "keeps_expiry", "live_record", "write_over
 #: How often a change is made anew because another writer came first. Each try waits for a group,
 #: so a document that is still contended then is one for its clients to sort out.
 _MAX_TRIES: Final = 32
+#: Seconds by which a writer that was too slow may wait longer before each further try.
+_LONGER_PAUSE: Final = 0.001
 
 #: An expiry that no document can have, with which a counter says that it must exist.
 _MUST_EXIST: Final = 0xFFFFFFFF
@@ -230,7 +234,8 @@ def write_over(call: Call, attempt: Callable[[], Change], *, retry: bool) -> App
 
     ``attempt`` reads and gives a change that the store refuses if another came in between.
     """
-    for _ in range(_MAX_TRIES if retry else 1):
+    for tried in range(_MAX_TRIES if retry else 1):
+        time.sleep(random.uniform(0, tried * _LONGER_PAUSE))  # so that all come to their turn
         change = attempt()
         try:
             return call.bucket.write(change)
