@@ -11,6 +11,7 @@ from ..errors import UpriverError
 from .decode import decode
 from .load import load
 from .serve import serve
+from .users import users
 
 __all__ = ["cli", "main"]
 
@@ -27,6 +28,7 @@ def cli(context: click.Context, debug: bool) -> None:
 cli.add_command(decode)
 cli.add_command(load)
 cli.add_command(serve)
+cli.add_command(users)
 
 
 def main() -> None:

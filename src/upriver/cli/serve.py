@@ -54,6 +54,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     type=click.IntRange(0, 65535),
     help="0: any free.",
 )
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    help="Serve the cluster map over HTTP too, for clients that bootstrap there.",
+)
 @click.option("--bucket", default="default", show_default=True, help="Created if it is not there.")
 @click.option(
     "--vbuckets",
@@ -68,6 +73,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
 )
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For TLS."
+)
+@click.option(
+    "--client-authority",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Require client certificates that these certificates signed.",
 )
 @click.option(
     "--open-to-all", is_flag=True, help="Allow other addresses although there are no users."
@@ -85,11 +95,13 @@ def serve(
     data: Path | None,
     host: str,
     port: int,
+    http_port: int | None,
     bucket: str,
     vbuckets: int | None,
     users: Path | None,
     certificate: Path | None,
     key: Path | None,
+    client_authority: Path | None,
     open_to_all: bool,
     verbose: bool,
 ) -> None:
@@ -115,9 +127,11 @@ def serve(
     settings = ServerSettings(
         host=host,
         port=port,
+        http_port=http_port,
         users=users,
         certificate=certificate,
         key=key,
+        client_authority=client_authority,
         open_to_all=open_to_all,
     )
     # Without a number of vbuckets, one that exists is taken as it is.
