@@ -1,7 +1,7 @@
-"""What there is today, in half a minute: packets of every draft explained, and changes in Spark.
+"""What there is today, in half a minute: packets explained, a producer, its changes in Spark.
 
-Changes are packed as a producer would send them, decoded into Arrow columns, and queried with
-Spark SQL. Run it with ``make demo``.
+An embedded producer takes the orders of a small shop; its change stream is read over a socket into
+Arrow columns and queried with Spark SQL. Run it with ``make demo``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -17,10 +18,16 @@ import pyarrow as pa
 from rich.console import Console
 
 from upriver.spark.java import ensure_java_home
-from upriver.wire import canonical, columns
+from upriver.store import Delete, Set
+from upriver.testing import TemporaryProducer
+from upriver.wire import columns, kv
+from upriver.wire import messages as m
+from upriver.wire.dialects import Dcp
+from upriver.wire.names import Feature, OpenFlag, StreamFlag
 
 VBUCKETS = 64
-CHANGES = 200_000
+ORDERS = 100_000
+GROUP = 1000
 CITIES = ("Basel", "Bergen", "Bilbao", "Bologna", "Bordeaux", "Bristol", "Brno", "Bruges")
 
 #: One packet of each draft as its document prints it: two of them with the document's mistakes.
@@ -34,23 +41,42 @@ PACKETS = {
 }
 
 
-def packed_changes() -> bytes:
-    """Orders of a small shop, some of them cancelled, as frames of a change stream."""
+def take_orders(producer: TemporaryProducer) -> None:
+    """Orders come in, and every twenty-fifth is cancelled."""
     chance = random.Random(11)
-    seqnos = [0] * VBUCKETS
-    frames = []
-    for number in range(CHANGES):
-        vbucket = number % VBUCKETS
-        seqnos[vbucket] += 1
-        key = b"\x00order:%d" % number
-        cas = 1_790_000_000_000_000_000 + number * 65536
-        if chance.random() < 0.04:
-            frames.append(canonical.deletion(vbucket, seqnos[vbucket], 2, cas, 0, 0, key))
-            continue
-        order = {"city": chance.choice(CITIES), "cents": chance.randrange(500, 20_000)}
-        value = json.dumps(order).encode()
-        frames.append(canonical.mutation(vbucket, seqnos[vbucket], 1, cas, 0, 0, 1, key, value))
-    return b"".join(frames)
+    for start in range(0, ORDERS, GROUP):
+        changes: list[Set | Delete] = []
+        for number in range(start, start + GROUP):
+            order = {"city": chance.choice(CITIES), "cents": chance.randrange(500, 20_000)}
+            key = b"\0order:%d" % number
+            changes.append(Set(number % VBUCKETS, key, json.dumps(order).encode(), datatype=1))
+            if number % 25 == 0:
+                changes.append(Delete(number % VBUCKETS, key))
+        producer.bucket.write_many(changes)
+
+
+def read_changes(producer: TemporaryProducer) -> pa.Table:
+    """Everything that happened, over a socket: one stream for each vbucket, to columns."""
+    dialect = Dcp(collections=True)
+    with socket.create_connection((producer.host, producer.port)) as connection:
+        hello = kv.Hello(agent="demo", features=(Feature.COLLECTIONS, Feature.SNAPPY))
+        opening = m.Open(name="demo", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+        noop = m.Control(key="enable_noop", value="true")
+        requests = [
+            m.StreamRequest(vbucket=v, start=0, end=2**64 - 1, flags=StreamFlag.TO_LATEST)
+            for v in range(VBUCKETS)
+        ]
+        connection.sendall(b"".join(map(dialect.encode, [hello, opening, noop, *requests])))
+        buffer, batches, ended = bytearray(), [], 0
+        while ended < VBUCKETS:
+            buffer += connection.recv(1 << 20)
+            decoded = columns.decode(buffer, collections=True)
+            batches.append(decoded.batch)
+            for control in decoded.controls:
+                packet = bytes(buffer[control.offset : control.offset + control.length])
+                ended += isinstance(dialect.decode(packet), m.StreamEnd)
+            del buffer[: decoded.consumed]
+    return pa.Table.from_batches(batches)
 
 
 def main() -> None:
@@ -61,14 +87,20 @@ def main() -> None:
         subprocess.run(command, check=False)  # exits with 1 where the document is wrong
         console.print()
 
-    console.rule("changes to columns")
-    stream = packed_changes()
+    console.rule("an embedded producer")
     started = time.perf_counter()
-    batch = columns.decode(stream, collections=True).batch
-    seconds = time.perf_counter() - started
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        ready = time.perf_counter() - started
+        console.print(f"ready after {ready * 1000:.0f} ms on port {producer.port}")
+        take_orders(producer)
+        items = producer.bucket.stats().items
+        console.print(f"{ORDERS:,} orders taken, {items:,} of them still there")
+        started = time.perf_counter()
+        changes = read_changes(producer)
+        seconds = time.perf_counter() - started
     console.print(
-        f"{batch.num_rows:,} changes, {len(stream) / 2**20:.1f} MiB, decoded in "
-        f"{seconds * 1000:.0f} ms by the {columns.__impl__} path"
+        f"{changes.num_rows:,} changes read in {seconds:.2f} s, decoded by the "
+        f"{columns.__impl__} path"
     )
 
     console.rule("columns in Spark")
@@ -88,8 +120,8 @@ def main() -> None:
     )
     wanted = pa.table(
         {
-            "op": batch.column("op").cast(pa.string()),
-            "value": batch.column("value").cast(pa.string()),
+            "op": changes.column("op").cast(pa.string()),
+            "value": changes.column("value").cast(pa.string()),
         }
     )
     spark.createDataFrame(wanted).createOrReplaceTempView("changes")
