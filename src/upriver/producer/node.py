@@ -131,4 +131,5 @@ class Node:
         """There are no counters but those of connections, which begin with them."""
 
     def set_persistence(self, bucket: Bucket, *, running: bool) -> None:
-        """Every write is on disk before it is answered, so there is nothing to hold back."""
+        """For tests: has everything look as if it stayed in memory, or ends that."""
+        bucket.hold_persisted_seqnos(held=not running)

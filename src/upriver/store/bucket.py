@@ -238,6 +238,15 @@ class Bucket:
             return self._core.vbuckets[vbucket]
         raise StoreRefusal(Status.NOT_MY_VBUCKET, f"there is no vbucket {vbucket}")
 
+    def hold_persisted_seqnos(self, *, held: bool) -> None:
+        """For tests of those who wait for persistence: seqnos seem to stay in memory.
+
+        What is written is on disk all the same; only `VBucketStats.persisted_seqno` stands still.
+        """
+        if self.settings.durability is not Durability.DURABLE:
+            raise StoreRefusal(Status.NOT_SUPPORTED, "a relaxed bucket persists when it can")
+        self._core.hold_persisted(held=held)
+
     # ---- collections ---------------------------------------------------------------------
 
     @property

@@ -144,6 +144,12 @@ class Core:
                 except Exception:
                     logger.exception("a listener of %s failed", self.path)
 
+    def hold_persisted(self, *, held: bool) -> None:
+        """Has the persisted seqnos stand still, or tells the truth about them again."""
+        with self._lock:
+            for vbucket in self.vbuckets:
+                vbucket.synced = vbucket.high if held else None
+
     def sync(self) -> None:
         """Brings what was written to disk; only a relaxed bucket has anything to bring."""
         with self._lock:
