@@ -84,7 +84,7 @@ def test_every_vbucket_has_the_events_in_order(bucket: Bucket) -> None:
     bucket.drop_scope(scope.id)
     bucket.compact()
     assert dump(bucket, 0) == [
-        m.CollectionDropped(vbucket=0, seqno=3, manifest_uid=3, scope=8, collection=9),
+        m.CollectionDropped(vbucket=0, seqno=3, manifest_uid=2, scope=8, collection=9),
         m.ScopeDropped(vbucket=0, seqno=4, manifest_uid=3, scope=8),
     ]
     assert [message.seqno for message in dump(bucket, 2)] == [1, 5, 6]

@@ -21,9 +21,9 @@ from ..errors import DecodeError, StoreError
 from ..store import Applied, Bucket, Change, Outcome
 from ..wire import kv
 from ..wire import messages as m
-from ..wire.dialects import Dcp, Dialect, DialectPin
+from ..wire.dialects import Dcp, Dialect, DialectPin, Draft002
 from ..wire.framing import Framer
-from ..wire.header import HEADER_SIZE, parse_header
+from ..wire.header import parse_header
 from ..wire.names import Feature
 from .client import Client
 from .front_desk import STREAM_COMMANDS, Delayed, Elsewhere, FrontDesk
@@ -256,6 +256,9 @@ class Connection(asyncio.Protocol):
             self._send(front)
             if isinstance(request, kv.Hello):
                 self._dcp = Dcp(collections=self.client.has(Feature.COLLECTIONS))
+                if self.client.options is not None:
+                    self.client.options.collections = self._dcp.collections
+                    self.client.options.snappy = self.client.has(Feature.SNAPPY)
             if isinstance(request, kv.Quit):
                 self.close()
         elif dialect.command_of(request) in STREAM_COMMANDS:
@@ -278,14 +281,15 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, packet: bytes, error: DecodeError) -> None:
         """Answers a request that breaks a rule, or ends a connection that cannot go on."""
-        if not error.usable or len(packet) < HEADER_SIZE or packet[0] < HEADER_SIZE:
+        if not error.usable:
             self.close(str(error))
-            return
-        header = parse_header(packet)
-        if header.is_response:
+        elif isinstance(self._dialect, Draft002):
+            opaque = int.from_bytes(packet[4:8], "big")
+            self._send([m.RequestError(opaque=opaque, text=str(error))])
+        elif (header := parse_header(packet)).is_response:
             self.close(str(error))
-            return
-        self._send([self._front.malformed(header, error)])
+        else:
+            self._send([self._front.malformed(header, error)])
 
     # ---- writes and other things that take time ------------------------------------------
 
@@ -407,6 +411,9 @@ class Connection(asyncio.Protocol):
         if self.client.bucket is None:
             self.client.bucket = self._server.node.default_bucket(self.client)
         return self.client.bucket
+
+    def cluster_map(self) -> bytes:
+        return self._server.node.cluster_map(self.client)
 
     def opened(self, name: str) -> None:
         self._server.opened(self, name)

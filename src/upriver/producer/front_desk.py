@@ -16,6 +16,7 @@ from ..model import Datatype
 from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect
+from ..wire.frameinfo import UnknownFrameInfo
 from ..wire.header import Header
 from ..wire.names import Command, Feature
 from . import error_map, hello, sasl
@@ -93,6 +94,8 @@ class FrontDesk:
         self._node = node
         self._client = client
         self._exchange: sasl.Exchange | None = None
+        #: Whose map the client was sent last; the cluster's and a bucket's have one revision.
+        self._map_sent: str | None = None
 
     @property
     def may_set(self) -> bool:
@@ -107,6 +110,10 @@ class FrontDesk:
         self, request: m.Request, dialect: Dialect
     ) -> list[m.Message] | Delayed | Elsewhere | None:
         """The answer to what concerns the connection; None if the request is for another desk."""
+        unknown = next((x for x in request.frames if isinstance(x, UnknownFrameInfo)), None)
+        if unknown is not None:
+            text = f"there is no frame info {unknown.id}"
+            return [self._refusal(request, dialect, Status.UNKNOWN_FRAME_INFO, text)]
         match request:
             case kv.Hello():
                 return [self._hello(request)]
@@ -204,7 +211,8 @@ class FrontDesk:
             ]
         if isinstance(outcome, sasl.Success):
             self._client.user = outcome.user
-            self._client.bucket = None
+            if self._client.options is None:  # a change stream keeps its bucket
+                self._client.bucket, self._client.selected = None, False
             return [m.PlainResponse(command=command, opaque=request.opaque, value=outcome.payload)]
         logger.warning(
             "%s failed to authenticate as %r: %s", self._client.peer, outcome.user, outcome.reason
@@ -238,8 +246,10 @@ class FrontDesk:
             bucket = client.bucket
         epoch, rev = request.epoch, request.revision
         known = epoch is not None and rev is not None
-        if known and not self._node.has_newer_config(epoch or 0, rev or 0):
+        same_map = self._map_sent == (bucket.name if bucket else "")
+        if known and same_map and not self._node.has_newer_config(epoch or 0, rev or 0):
             return _plain(request, dialect)
+        self._map_sent = bucket.name if bucket else ""
         value = self._node.config(bucket)
         return _plain(request, dialect, value=value, datatype=self._json)
 

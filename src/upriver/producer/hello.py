@@ -88,7 +88,7 @@ RULES: Final[dict[Feature, Rule]] = {
     Feature.NON_BLOCKING_THROTTLE: Rule(_NO, "nothing is throttled"),
     Feature.SUBDOC_REPLICA_READ: Rule(_NO, "sub-documents are read from active vbuckets only"),
     Feature.CLUSTERMAP_KNOWN_VERSION: Rule(_YES, "a map the client has is not sent again"),
-    Feature.DEDUPE_NOT_MY_VBUCKET: Rule(_YES, "nor with every misdirected request"),
+    Feature.DEDUPE_NOT_MY_VBUCKET: Rule(_NO, "every misdirected request is answered with the map"),
     Feature.CLUSTERMAP_BRIEF_NOTIFICATION: Rule(_NO, "a notification carries the map"),
 }
 

@@ -41,6 +41,8 @@ _STREAM_NACKS: Final = frozenset(
         Status.EXISTS,
     }
 )
+#: Characters of a refused value that its refusal repeats.
+_SHOWN: Final = 40
 _ACKNOWLEDGED: Final = frozenset({Command.SNAPSHOT_MARKER, Command.SET_STREAM_STATE})
 
 
@@ -55,6 +57,7 @@ class Outlet(Protocol):
         """Have `StreamDesk.wake` called when the vbucket moves."""
 
     def bucket(self) -> Bucket | None: ...
+    def cluster_map(self) -> bytes: ...
 
 
 class StreamDesk:
@@ -88,7 +91,9 @@ class StreamDesk:
             return [self._open(request)]
         if self._client.options is None:
             if not isinstance(dialect, Draft002 | Draft000):
-                return [_refusal(dialect, request, Status.INVALID, "open the connection first")]
+                return [
+                    self._refusal(dialect, request, Status.INVALID, "open the connection first")
+                ]
             self._begin(OpenFlag.PRODUCER, "")
         match request:
             case m.StreamRequest():
@@ -99,13 +104,16 @@ class StreamDesk:
                 return [self._failover_log(request, dialect)]
             case m.Control():
                 status = set_control(self._options, request.key, request.value)
-                return [_plain(dialect, request, status)]
+                if status is Status.SUCCESS:
+                    return [_plain(dialect, request, status)]
+                text = f"{request.key} cannot be {request.value[:_SHOWN]!r} here"
+                return [self._refusal(dialect, request, status, text)]
             case m.BufferAck():
                 self._options.window.acknowledged(request.size)
                 return []
             case _:
                 text = "a producer's connection has no such command"
-                return [_refusal(dialect, request, Status.NOT_SUPPORTED, text)]
+                return [self._refusal(dialect, request, Status.NOT_SUPPORTED, text)]
 
     def answered(self, response: m.Response) -> bool:
         """Takes an answer of the consumer; false if the connection must end."""
@@ -149,15 +157,15 @@ class StreamDesk:
     def _open(self, request: m.Open) -> m.Message:
         dialect = Dcp()
         if self._client.options is not None:
-            return _refusal(dialect, request, Status.INVALID, "the connection is open already")
+            return self._refusal(dialect, request, Status.INVALID, "the connection is open already")
         problem = check_open_flags(request.flags) or _open_value_problem(request)
         if problem:
-            return _refusal(dialect, request, Status.INVALID, problem)
+            return self._refusal(dialect, request, Status.INVALID, problem)
         if self._outlet.bucket() is None:
-            return _refusal(dialect, request, Status.NO_BUCKET, "select a bucket first")
+            return self._refusal(dialect, request, Status.NO_BUCKET, "select a bucket first")
         if not request.flags & OpenFlag.PRODUCER:
             text = "this node consumes from nobody; open with the producer flag (0x1)"
-            return _refusal(dialect, request, Status.NOT_SUPPORTED, text)
+            return self._refusal(dialect, request, Status.NOT_SUPPORTED, text)
         self._begin(request.flags, request.name)
         return m.PlainResponse(command=Command.OPEN, opaque=request.opaque)
 
@@ -165,7 +173,7 @@ class StreamDesk:
         bucket = self._outlet.bucket()
         if bucket is None or request.vbucket >= bucket.settings.vbuckets:
             text = f"there is no vbucket {request.vbucket}"
-            return _refusal(dialect, request, Status.NOT_MY_VBUCKET, text)
+            return self._refusal(dialect, request, Status.NOT_MY_VBUCKET, text)
         log = bucket.failover_log(request.vbucket)
         return m.FailoverLogResponse(opaque=request.opaque, failover_log=log.entries)
 
@@ -183,7 +191,7 @@ class StreamDesk:
             policy=self._policy,
         )
         if isinstance(decision, Refusal):
-            return _refusal(
+            return self._refusal(
                 dialect, request, decision.status, decision.context, decision.manifest_uid
             )
         if isinstance(decision, Rollback):
@@ -211,7 +219,6 @@ class StreamDesk:
             bucket,
             accepted,
             output,
-            dialect,
             vbucket=request.vbucket,
             opaque=request.opaque,
             skip_deletions=options.has(OpenFlag.SKIP_DELETES_IN_BACKFILL),
@@ -231,16 +238,44 @@ class StreamDesk:
         wanted = request.stream_id
         if (wanted is not None) is not self._options.stream_ids:
             text = "stream ids are required" if wanted is None else "stream ids were not enabled"
-            return [_refusal(dialect, request, Status.STREAM_ID_INVALID, text)]
+            return [self._refusal(dialect, request, Status.STREAM_ID_INVALID, text)]
         stream = self.streams.get((request.vbucket, wanted))
-        if stream is None or stream.dead:
-            return [_plain(dialect, request, Status.NOT_FOUND)]
+        if stream is None or stream.state is StreamState.DEAD:
+            text = f"there is no stream of vbucket {request.vbucket}"
+            return [self._refusal(dialect, request, Status.NOT_FOUND, text)]
         if self._options.stream_end_on_close:
             stream.finish(StreamEndReason.CLOSED)
             self._make_ready(stream)
         else:
             self._drop(stream)
         return [_plain(dialect, request, Status.SUCCESS)]
+
+    def _refusal(
+        self,
+        dialect: Dialect,
+        request: m.Request,
+        status: Status,
+        context: str,
+        manifest_uid: int | None = None,
+    ) -> m.Message:
+        """A refusal with its reason, as far as the dialect can say it."""
+        if isinstance(dialect, Draft002) and status is not Status.NOT_MY_VBUCKET:
+            return m.RequestError(opaque=request.opaque, text=f"{status.name}: {context}")
+        if not isinstance(dialect, Dcp):
+            return _plain(dialect, request, status)
+        content: dict[str, object] = {"error": {"context": context}}
+        if manifest_uid is not None:
+            content["manifest_uid"] = f"{manifest_uid:x}"
+        value = json.dumps(content, separators=(",", ":")).encode()
+        if status is Status.NOT_MY_VBUCKET:  # and so where it is instead
+            value = self._outlet.cluster_map()
+        return m.PlainResponse(
+            command=dialect.command_of(request),
+            status=status,
+            opaque=request.opaque,
+            value=value,
+            datatype=Datatype.JSON if self._client.has(Feature.JSON) else Datatype.RAW,
+        )
 
     # ---- streams -------------------------------------------------------------------------
 
@@ -348,27 +383,4 @@ def _open_value_problem(request: m.Open) -> str:
 def _plain(dialect: Dialect, request: m.Request, status: Status) -> m.Message:
     return m.PlainResponse(
         command=dialect.command_of(request), status=status, opaque=request.opaque
-    )
-
-
-def _refusal(
-    dialect: Dialect,
-    request: m.Request,
-    status: Status,
-    context: str,
-    manifest_uid: int | None = None,
-) -> m.Message:
-    """A refusal with its reason, as far as the dialect can say it."""
-    if isinstance(dialect, Draft002) and status is not Status.NOT_MY_VBUCKET:
-        return m.RequestError(opaque=request.opaque, text=f"{status.name}: {context}")
-    if not isinstance(dialect, Dcp):
-        return _plain(dialect, request, status)
-    content: dict[str, object] = {"error": {"context": context}}
-    if manifest_uid is not None:
-        content["manifest_uid"] = f"{manifest_uid:x}"
-    return m.PlainResponse(
-        command=dialect.command_of(request),
-        status=status,
-        opaque=request.opaque,
-        value=json.dumps(content, separators=(",", ":")).encode(),
     )

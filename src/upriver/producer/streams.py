@@ -22,10 +22,8 @@ from ..session.options import OutOfOrder
 from ..session.output import Changes, StreamOutput
 from ..session.stream_request import Acceptance
 from ..store import Backfill, Bucket
-from ..wire.dialects import Dialect
 from ..wire.framing import packet_length
 from ..wire.header import HEADER_SIZE
-from ..wire.messages import SetStreamState
 from ..wire.names import Command, MarkerFlag, OsoFlag
 
 __all__ = ["ActiveStream", "StreamState"]
@@ -50,7 +48,6 @@ class ActiveStream:
         bucket: Bucket,
         accepted: Acceptance,
         output: StreamOutput,
-        dialect: Dialect,
         *,
         vbucket: int,
         opaque: int,
@@ -76,7 +73,6 @@ class ActiveStream:
         self._state_served = bucket.state(vbucket)
         self._accepted = accepted
         self._output = output
-        self._dialect = dialect
         self._skip_deletions = skip_deletions and accepted.start == 0
         self._ignore_purged = ignore_purged
         self._marker_2_2 = marker_2_2
@@ -173,7 +169,7 @@ class ActiveStream:
         if end == 0:  # nothing in it is for this reader, who cannot be told so
             self.position = backfill.snapshot.end
             backfill.close()
-            return b""
+            return self._end(StreamEndReason.FILTER_EMPTY) if self._output.emptied else b""
         self._backfill = backfill
         if not self._first_snapshot and self.state is StreamState.BACKFILLING:
             self.state = StreamState.IN_MEMORY  # what was written meanwhile is the tail already
@@ -201,7 +197,10 @@ class ActiveStream:
         self._backfill = None
         self._skip_deletions = False
         if self._out_of_order is OutOfOrder.NO:
-            return self._output.snapshot_end(self.position, self._last_visible)
+            closing = self._output.snapshot_end(self.position, self._last_visible)
+            if self._output.emptied:
+                closing += self._end(StreamEndReason.FILTER_EMPTY)
+            return closing
         told = self._out_of_order is OutOfOrder.YES_WITH_SEQNO_ADVANCED
         self._out_of_order = OutOfOrder.NO
         advanced = self._output.seqno_advanced(self.position) if told else b""
@@ -233,15 +232,18 @@ class ActiveStream:
         end at the last change they get. That takes a look ahead, where there is more to skip
         than what such readers never see anyway.
         """
-        filter_kind = self._accepted.filter.kind
-        if filter_kind is not FilterKind.LEGACY or self._bucket.manifest.uid == 0:
+        legacy = self._accepted.filter.kind is FilterKind.LEGACY
+        all_visible = self._bucket.manifest.uid == 0 and not self._skip_deletions
+        if not legacy or all_visible:
             return whole.end
         last = 0
         with self._bucket.open_reader(self.vbucket, self.position) as ahead:
             if ahead.snapshot != whole:
                 return whole.end  # it moved on meanwhile; a marker that says too much is harmless
             for chunk in ahead:
-                seen = self._output.changes(chunk.frames, chunk.last_seqno)
+                seen = self._output.changes(
+                    chunk.frames, chunk.last_seqno, skip_deletions=self._skip_deletions
+                )
                 last = max(last, seen.last_seqno)
         return last
 
@@ -252,9 +254,7 @@ class ActiveStream:
             return None
         self.state = StreamState.TAKEOVER_WAIT
         state = self._takeover_states.pop(0)
-        return self._dialect.encode(
-            SetStreamState(vbucket=self.vbucket, state=state, opaque=self.opaque)
-        )
+        return self._output.state(state)
 
     def _end(self, reason: StreamEndReason) -> bytes:
         self.abandon()

@@ -20,6 +20,7 @@ __all__ = ["FilterKind", "FilterRefused", "KnownCollections", "StreamFilter", "p
 _MAX_VALUE: Final = 64 * 1024
 _MAX_ID: Final = 2**32 - 1
 _MAX_SEQNO: Final = 2**64 - 1
+_SEQNO_DIGITS: Final = len(str(_MAX_SEQNO))
 _MAX_STREAM_ID: Final = 0xFFFF
 _KNOWN_KEYS: Final = frozenset({"uid", "sid", "collections", "scope", "purge_seqno", "cts"})
 _DEFAULT: Final = 0
@@ -124,7 +125,7 @@ class _Parser:
         purge = self._get("purge_seqno", str)
         if purge is not None and not (purge.isascii() and purge.isdigit()):
             raise FilterRefused(Status.INVALID, "purge_seqno is no decimal number")
-        if purge is not None and int(purge) > _MAX_SEQNO:
+        if purge is not None and (len(purge) > _SEQNO_DIGITS or int(purge) > _MAX_SEQNO):
             raise FilterRefused(Status.INVALID, "purge_seqno does not fit 64 bits")
         self._get("cts", dict)
         return StreamFilter(

@@ -110,7 +110,8 @@ def _noop_interval(options: ProducerOptions, value: str) -> Status:
 
 
 def _buffer_size(options: ProducerOptions, value: str) -> Status:
-    if not value.isascii() or not value.isdigit() or int(value) > _MAX_BUFFER:
+    digits = value.isascii() and value.isdigit() and len(value) <= len(str(_MAX_BUFFER))
+    if not digits or int(value) > _MAX_BUFFER:
         return Status.INVALID
     options.window.size = int(value)
     return Status.SUCCESS

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from ..model import Datatype, Op, StreamEndReason
+from ..model import Datatype, Op, StreamEndReason, VBucketState
 from ..wire import canonical, values
 from ..wire import messages as m
 from ..wire.canonical import CanonicalChange
@@ -37,7 +37,9 @@ _LENGTHS = struct.Struct(">I")
 _BODY_AT: Final = 8
 _MUTATION: Final = 0x57
 _MUTATION_KEY_AT: Final = HEADER_SIZE + 31
-_DELETIONS: Final = frozenset({0x58, 0x59})
+_DELETION: Final = 0x58
+_EXPIRATION: Final = 0x59
+_DELETIONS: Final = frozenset({_DELETION, _EXPIRATION})
 _SYSTEM_EVENT: Final = 0x5F
 _DEFAULT: Final = 0
 
@@ -57,6 +59,8 @@ class Shape:
 
     value: ValueMode = ValueMode.ALL
     xattrs: bool = False
+    #: Of deleted documents not only the system's attributes.
+    deleted_user_xattrs: bool = False
     delete_times: bool = False
     #: Expirations as such, and not as deletions.
     expirations: bool = False
@@ -75,6 +79,7 @@ class Shape:
         return cls(
             value=value,
             xattrs=options.has(OpenFlag.INCLUDE_XATTRS),
+            deleted_user_xattrs=options.has(OpenFlag.INCLUDE_DELETED_USER_XATTRS),
             delete_times=options.has(OpenFlag.INCLUDE_DELETE_TIMES),
             expirations=options.expiry_opcode,
             snappy=options.snappy,
@@ -114,26 +119,24 @@ class StreamOutput:
         self._frames: tuple[FrameInfo, ...] = () if stream_id is None else (StreamId(stream_id),)
         self._modern = isinstance(dialect, Dcp)
         self._prefixed = isinstance(dialect, Dcp) and dialect.collections
-        everything = self._filter.kind is FilterKind.EVERYTHING
-        #: Whether stored bytes that hide nothing can be sent as they are.
-        self._verbatim = (
-            self._prefixed
-            and everything
-            and not self._frames
-            and (self._shape.value is ValueMode.ALL and not self._shape.compress)
-        )
         shape = self._shape
+        plain = not self._frames and shape.value is ValueMode.ALL and not shape.compress
         #: Whether nothing but the collection id has to go from a plain mutation.
-        self._unprefixed = (
-            isinstance(dialect, Dcp)
-            and not self._prefixed
-            and not self._frames
-            and self._shape.value is ValueMode.ALL
-            and not self._shape.compress
+        self._unprefixed = self._modern and not self._prefixed and plain
+        everything = self._filter.kind is FilterKind.EVERYTHING
+        #: Stored frames that can be sent as they are: by opcode, the datatype bits they must not
+        #: have.
+        self._kept = _kept(shape) if self._prefixed and everything and plain else {}
+        #: Whether all of them can.
+        self._whole = bool(self._kept) and (
+            shape.xattrs
+            and shape.deleted_user_xattrs
+            and shape.delete_times
+            and shape.expirations
+            and shape.snappy
         )
-        self._whole = self._verbatim and (
-            shape.xattrs and shape.delete_times and shape.expirations and shape.snappy
-        )
+        #: Whether everything that the filter chose is gone.
+        self.emptied = False
 
     # ---- around the changes --------------------------------------------------------------
 
@@ -164,6 +167,10 @@ class StreamOutput:
     def seqno_advanced(self, seqno: int) -> bytes:
         """Tells that everything up to here was sent or left out."""
         return self._encode(m.SeqnoAdvanced(vbucket=self._vbucket, seqno=seqno))
+
+    def state(self, state: VBucketState) -> bytes:
+        """The state that the consumer's copy takes in a takeover."""
+        return self._encode(m.SetStreamState(vbucket=self._vbucket, state=state))
 
     def out_of_order(self, flags: OsoFlag) -> bytes:
         """An edge of a snapshot whose changes come in any order."""
@@ -206,16 +213,18 @@ class StreamOutput:
             body: int = _LENGTHS.unpack_from(frames, at + _BODY_AT)[0]
             end = at + HEADER_SIZE + body
             opcode = frames[at + 1]
-            plain = opcode == _MUTATION and frames[at + 5] <= Datatype.JSON
-            if plain and self._verbatim:
+            skipped = skip_deletions and opcode in _DELETIONS
+            forbidden = self._kept.get(opcode, 0xFF)
+            if forbidden != 0xFF and not frames[at + 5] & forbidden and not skipped:
                 count, last, at = count + 1, at, end
                 continue
             if run < at:
                 pieces.append(frames[run:at])
             packet: bytes | None = None
+            plain = opcode == _MUTATION and frames[at + 5] <= Datatype.JSON
             if plain and self._unprefixed and frames[at + _MUTATION_KEY_AT] == _DEFAULT:
                 packet = _without_prefix(frames, at, body)
-            elif not (skip_deletions and opcode in _DELETIONS):
+            elif not skipped:
                 packet = self._rewritten(frames[at:end])
             if packet is not None:
                 pieces.append(packet)
@@ -306,20 +315,33 @@ class StreamOutput:
 
     def _remains(self, change: CanonicalChange) -> tuple[bytes, Datatype]:
         """What is left of a deleted document: its system xattrs, for those who asked."""
-        if self._modern and self._shape.xattrs and change.datatype & Datatype.XATTR:
-            return change.value, Datatype(change.datatype)
-        return b"", Datatype.RAW
+        if not (self._modern and self._shape.xattrs and change.datatype & Datatype.XATTR):
+            return b"", Datatype.RAW
+        xattrs, _ = values.unwrap(change.value, Datatype(change.datatype))
+        if not self._shape.deleted_user_xattrs:
+            xattrs = {name: text for name, text in xattrs.items() if name.startswith("_")}
+        if not xattrs:
+            return b"", Datatype.RAW
+        return values.join_xattrs(xattrs, b""), Datatype.XATTR
 
     def _event(self, frame: bytes) -> bytes | None:
         """A system event, for consumers of collections whose filter has its subject."""
-        if not self._prefixed:
-            return None
         message = _STORED.decode(frame)
-        if not self._wants_event(message):
-            return None
-        if isinstance(message, m.CollectionCreated) and self._filter.kind is FilterKind.SCOPE:
-            self._collections.add(message.collection)  # a scope's stream follows it
-        return self._dialect.encode(replace(message, frames=self._frames))
+        wanted = self._prefixed and self._wants_event(message)
+        self._follow(message)
+        return self._dialect.encode(replace(message, frames=self._frames)) if wanted else None
+
+    def _follow(self, message: m.Message) -> None:
+        """Keeps the filter's collections what they are by now."""
+        kind = self._filter.kind
+        if isinstance(message, m.CollectionCreated):
+            if kind is FilterKind.SCOPE and message.scope == self._filter.scope:
+                self._collections.add(message.collection)
+        elif isinstance(message, m.CollectionDropped) and message.collection in self._collections:
+            self._collections.discard(message.collection)
+            self.emptied = kind is not FilterKind.SCOPE and not self._collections
+        elif isinstance(message, m.ScopeDropped) and kind is FilterKind.SCOPE:
+            self.emptied = self.emptied or message.scope == self._filter.scope
 
     def _wants_event(self, message: m.Message) -> bool:
         if self._filter.kind is FilterKind.SCOPE:
@@ -327,6 +349,21 @@ class StreamOutput:
         if self._filter.kind is FilterKind.COLLECTIONS:
             return getattr(message, "collection", None) in self._collections
         return True
+
+
+def _kept(shape: Shape) -> dict[int, int]:
+    """What a consumer of all collections can be sent as it is stored."""
+    seen = Datatype.JSON
+    if shape.xattrs:
+        seen |= Datatype.XATTR
+    if shape.snappy:
+        seen |= Datatype.SNAPPY
+    kept = {_MUTATION: 0x7F & ~int(seen), _SYSTEM_EVENT: 0}
+    if shape.delete_times:
+        kept[_DELETION] = 0x7F  # of those that have anything left, not everything is for everybody
+    if shape.expirations:
+        kept[_EXPIRATION] = 0x7F
+    return kept
 
 
 def _seqno_at(frames: bytes, at: int) -> int:

@@ -169,7 +169,17 @@ class Event:
 
 
 def events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
-    """What happened, in an order in which a collection never is without its scope."""
+    """What happened, in an order in which a collection never is without its scope.
+
+    Only the last event carries the new uid: whoever has seen that has seen the whole manifest.
+    """
+    happened = list(_events_between(old, new))
+    for event in happened[:-1]:
+        yield Event(replace(event.message, manifest_uid=old.uid))
+    yield from happened[-1:]
+
+
+def _events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
     for gone in old.collections:
         if gone not in new.collections:
             yield Event(
