@@ -41,6 +41,8 @@ logger = logging.getLogger("upriver.producer")
 
 #: Bytes that one connection may pump before others have their turn.
 _PUMP_BYTES: Final = 1024 * 1024
+#: What streams have to send is gathered up to this, because a call of the system costs more.
+_WRITE_BYTES: Final = 128 * 1024
 #: Writes that go to the store as one group at the most.
 _BATCH: Final = 4096
 #: How often something that has not come yet is asked for.
@@ -433,18 +435,21 @@ class Connection(asyncio.Protocol):
         self._pumping = False
         if not self._connected or not self._writable:
             return
-        assert self._transport is not None
-        sent = 0
+        sent, gathered = 0, bytearray()
         try:
             for packets in self.streams.packets():
-                self._transport.write(packets)
+                gathered += packets
                 sent += len(packets)
+                if len(gathered) >= _WRITE_BYTES:
+                    self._write(bytes(gathered))
+                    gathered.clear()
                 if sent >= _PUMP_BYTES or not self._writable or not self._connected:
                     break
         except StoreError as error:
             logger.error("%s: %s", self.client.peer, error)
             self.close(str(error))
             return
+        self._write(bytes(gathered))
         if self._writable:
             self.pump()
 

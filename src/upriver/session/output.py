@@ -25,7 +25,7 @@ from ..wire.canonical import CanonicalChange
 from ..wire.columns import patch_opaque
 from ..wire.dialects import Dcp, Dialect, Draft001
 from ..wire.frameinfo import FrameInfo, StreamId
-from ..wire.header import HEADER_SIZE
+from ..wire.header import HEADER_SIZE, REQUEST
 from ..wire.names import MarkerFlag, OpenFlag, OsoFlag
 from .filters import FilterKind, StreamFilter
 from .options import ProducerOptions
@@ -34,6 +34,24 @@ __all__ = ["Changes", "Shape", "StreamOutput", "ValueMode"]
 
 _STORED: Final = Dcp(collections=True)
 _LENGTHS = struct.Struct(">I")
+#: A plain marker, packed by hand because a tail has one for almost every change.
+_MARKER = struct.Struct(
+    ">"
+    "B"  # magic
+    "B"  # opcode
+    "2x"  # key length
+    "B"  # extras length
+    "x"  # datatype
+    "H"  # vbucket
+    "I"  # total body length
+    "I"  # opaque
+    "8x"  # cas
+    "Q"  # start
+    "Q"  # end
+    "I"  # flags
+)
+_MARKER_OPCODE: Final = 0x56
+_MARKER_EXTRAS: Final = _MARKER.size - HEADER_SIZE
 _BODY_AT: Final = 8
 _MUTATION: Final = 0x57
 _MUTATION_KEY_AT: Final = HEADER_SIZE + 31
@@ -135,6 +153,14 @@ class StreamOutput:
             and shape.expirations
             and shape.snappy
         )
+        self._marker_head = (
+            REQUEST,
+            _MARKER_OPCODE,
+            _MARKER_EXTRAS,
+            vbucket,
+            _MARKER_EXTRAS,
+            opaque,
+        )
         #: Whether everything that the filter chose is gone.
         self.emptied = False
 
@@ -152,6 +178,8 @@ class StreamOutput:
             return self._encode(m.SnapshotStart(vbucket=self._vbucket))
         if isinstance(self._dialect, Draft001):
             return self._encode(m.SnapshotMarker(vbucket=self._vbucket))
+        if purge_seqno is None and not self._frames:
+            return _MARKER.pack(*self._marker_head, start, end, flags)
         return self._encode(
             m.SnapshotMarker(
                 vbucket=self._vbucket, start=start, end=end, flags=flags, purge_seqno=purge_seqno
