@@ -27,7 +27,7 @@ from ..wire.header import parse_header
 from ..wire.names import Feature
 from .client import Client
 from .front_desk import STREAM_COMMANDS, Delayed, Elsewhere, FrontDesk
-from .keyvalue import Blocking, KeyValue, Later, Now, Write
+from .keyvalue import Answer, Blocking, KeyValue, Later, Now, Write
 from .quick_sets import plain_set, set_answer
 from .statistics import ConnectionView, connection_view
 from .stream_desk import StreamDesk
@@ -225,10 +225,14 @@ class Connection(asyncio.Protocol):
                 self._batch.append((answer.change, answer.respond))
                 if len(self._batch) >= _BATCH:
                     self._submit()
-                return True
+            elif self._batch:
+                return False  # and it is asked again, when it can read what was written
+            else:
+                self._deliver(answer)
+            return True
         if self._batch:
             return False
-        self._answer(message, bucket)
+        self._answer(message)
         self._look_for_quick_sets()  # what was answered may have changed who the client is
         return True
 
@@ -243,7 +247,7 @@ class Connection(asyncio.Protocol):
             and not self._keyvalue.has_locks(bucket)
         )
 
-    def _answer(self, request: m.Request, bucket: Bucket | None) -> None:
+    def _answer(self, request: m.Request) -> None:
         dialect = self._dialect
         front = self._front.answer(request, dialect)
         if isinstance(front, Elsewhere):
@@ -267,10 +271,10 @@ class Connection(asyncio.Protocol):
             self._send(self.streams.answer(request, dialect))
             self.pump()
         else:
-            self._keyvalue_answer(request)
+            self._deliver(self._keyvalue.answer(self.client, request))
 
-    def _keyvalue_answer(self, request: m.Request) -> None:
-        answer = self._keyvalue.answer(self.client, request)
+    def _deliver(self, answer: Answer) -> None:
+        """Does what an answer of the key-value front end needs."""
         if isinstance(answer, Now):
             self._send(answer.responses)
         elif isinstance(answer, Write):

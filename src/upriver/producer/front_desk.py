@@ -37,39 +37,19 @@ _ROLES: Final = (
     (STREAMS, Role.READ_STREAM),
 )
 #: The commands of the change stream, whichever side they are for and whichever draft has them.
-STREAM_COMMANDS: Final = frozenset(
-    {
-        Command.OPEN,
-        Command.ADD_STREAM,
-        Command.CLOSE_STREAM,
-        Command.STREAM_REQUEST,
-        Command.FAILOVER_LOG,
-        Command.STREAM_START,
-        Command.STREAM_END,
-        Command.SNAPSHOT_START,
-        Command.SNAPSHOT_END,
-        Command.SNAPSHOT_MARKER,
-        Command.MUTATION,
-        Command.DELETION,
-        Command.EXPIRATION,
-        Command.FLUSH_STREAM,
-        Command.SET_STREAM_STATE,
-        Command.STREAM_NOOP,
-        Command.BUFFER_ACK,
-        Command.CONTROL,
-        Command.SYSTEM_EVENT,
-        Command.PREPARE,
-        Command.SEQNO_ACKNOWLEDGED,
-        Command.COMMIT,
-        Command.ABORT,
-        Command.SEQNO_ADVANCED,
-        Command.OSO_SNAPSHOT,
-        Command.CACHE_TRANSFER,
-        Command.CACHE_TRANSFER_END,
-        Command.REQUEST_ERROR,
-        Command.RESPONSE_ERROR,
-    }
-)
+STREAM_COMMANDS: Final = {command for command in Command if command.from_server} - {
+    Command.CLUSTERMAP_CHANGED
+} | {
+    Command.OPEN,
+    Command.ADD_STREAM,
+    Command.CLOSE_STREAM,
+    Command.STREAM_REQUEST,
+    Command.FAILOVER_LOG,
+    Command.BUFFER_ACK,
+    Command.CONTROL,
+    Command.SEQNO_ACKNOWLEDGED,
+    Command.RESPONSE_ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ..store import Bucket, Store
 from . import cluster_config, sasl
 from .client import Client
 from .settings import ServerSettings
-from .users import Role, Users
+from .users import Users
 
 __all__ = ["VERSION", "Node"]
 
@@ -83,9 +83,6 @@ class Node:
         return sasl.Exchange(
             self.users, tls=client.tls, plain_without_tls=self.settings.plain_without_tls
         )
-
-    def may(self, client: Client, bucket: str, role: Role) -> bool:
-        return self.users.may(client.user, bucket, role)
 
     # ---- the map -------------------------------------------------------------------------
 

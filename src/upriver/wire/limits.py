@@ -16,13 +16,9 @@ MAX_PREFIXED_KEY: Final = 251
 #: The key proper in any collection but the default one.
 MAX_COLLECTION_KEY: Final = 246
 
-#: Names that are no document keys (agents, statistics groups, control keys, group ids): as much
-#: as fits the same field on real servers.
+#: Draft 002's group id. Names that stand where a key does (connections, agents, control keys) have
+#: the key's limit, as on real servers.
 MAX_NAME: Final = 250
-
-#: Real servers document 200 bytes for the name of a connection but enforce only the key's limit;
-#: clients exist that use more than 200, so the enforced one is followed.
-MAX_CONNECTION_NAME: Final = 250
 
 #: A document: 20 MiB is what Couchbase allows.
 MAX_VALUE: Final = 20 * 1024 * 1024
@@ -42,9 +38,6 @@ MAX_FAILOVER_LOG: Final = 1024
 
 #: HELLO lists two bytes a feature; about forty exist.
 MAX_FEATURES: Final = 1024
-
-#: A vbucket id: real buckets have at most 1024, the field allows any u16.
-MAX_VBUCKET: Final = 0xFFFF
 
 #: A decompressed value: no more than may be stored uncompressed, so that a small packet cannot
 #: unpack into all of memory.
