@@ -6,7 +6,8 @@ moved up was never sent. So a position remembers some of these *boundaries*, man
 and few far from it.
 
 In drafts without seqnos in their markers a snapshot's end is not known until it was reached; an
-open one ends at `model.NO_END`, which every producer takes for "not complete". Nothing here knows bytes.
+open one ends at `model.NO_END`, which every producer takes for "not complete". Nothing here knows
+bytes.
 """
 
 from __future__ import annotations
