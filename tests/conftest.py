@@ -4,5 +4,5 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-for room in ("wire", "producer", "store"):
+for room in ("wire", "producer", "store", "consumer"):
     sys.path.insert(0, str(Path(__file__).parent / room))

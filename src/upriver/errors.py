@@ -5,7 +5,12 @@
     │   ├── LocalProtocolError     ... by us: nothing was sent
     │   │   └── EncodeError          a message that its dialect cannot carry
     │   └── RemoteProtocolError    ... by the peer
-    │       └── DecodeError          bytes that break a rule: which field, where, which rule
+    │       ├── DecodeError          bytes that break a rule: which field, where, which rule
+    │       └── StreamRuleBroken     messages that break a rule of their stream: which, and how
+    ├── ConnectionFailed         a node cannot be reached or will not have us ...
+    │   ├── AuthenticationFailed   ... as the user we say we are
+    │   ├── BucketNotFound         ... in a bucket that is not there, or not for us
+    │   └── NotADcpServer          ... because it is something else
     ├── StatusError              the peer understood and refused
     ├── RollbackRequired         the peer's branch does not have what the reader has
     ├── StreamEnded              the peer ended a stream before its end
@@ -28,10 +33,14 @@ from __future__ import annotations
 from enum import Enum, auto
 
 __all__ = [
+    "AuthenticationFailed",
+    "BucketNotFound",
     "ConfigError",
+    "ConnectionFailed",
     "DecodeError",
     "EncodeError",
     "LocalProtocolError",
+    "NotADcpServer",
     "ProtocolError",
     "RemoteProtocolError",
     "RollbackRequired",
@@ -46,6 +55,7 @@ __all__ = [
     "StoreRefusal",
     "StoreTooNew",
     "StreamEnded",
+    "StreamRuleBroken",
     "UpriverError",
 ]
 
@@ -223,6 +233,48 @@ class DecodeError(RemoteProtocolError):
         self.status = status
 
 
+class StreamRuleBroken(RemoteProtocolError):
+    """A producer's messages break a rule of their stream. ``rule`` is a stable short name."""
+
+    def __init__(self, *, rule: str, vbucket: int | None, detail: str) -> None:
+        of = "" if vbucket is None else f" of vbucket {vbucket}"
+        super().__init__(f"the stream{of} breaks the rule {rule!r}: {detail}")
+        self.rule = rule
+        self.vbucket = vbucket
+        self.detail = detail
+
+
+class ConnectionFailed(UpriverError):
+    """A node cannot be reached, refuses, or went away.
+
+    ``problem`` is what it does or does not, as a sentence of which the node is the subject;
+    ``hint`` is what a person can do about it. ``where`` is the node's address, which whoever has
+    the connection fills in. Of this very class it may heal by itself; of the classes below it
+    does not.
+    """
+
+    def __init__(self, problem: str, hint: str, *, where: str = "") -> None:
+        super().__init__(problem, hint)
+        self.problem = problem
+        self.hint = hint
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the server'} {self.problem}; {self.hint}"
+
+
+class AuthenticationFailed(ConnectionFailed):
+    """The server does not believe that we are who we say, or we do not believe the server."""
+
+
+class BucketNotFound(ConnectionFailed):
+    """The bucket is not there, or not for this user: servers do not always tell which."""
+
+
+class NotADcpServer(ConnectionFailed):
+    """Whatever answers does not speak the protocol."""
+
+
 class StatusError(UpriverError):
     """The peer understood the request and refused it."""
 
@@ -241,10 +293,12 @@ class StatusError(UpriverError):
 class RollbackRequired(UpriverError):
     """The peer's branch of a vbucket does not have what the reader has."""
 
-    def __init__(self, *, vbucket: int, seqno: int) -> None:
-        super().__init__(f"vbucket {vbucket} must be rolled back to seqno {seqno}")
+    def __init__(self, *, vbucket: int, seqno: int, reason: str = "") -> None:
+        why = f" ({reason})" if reason else ""
+        super().__init__(f"vbucket {vbucket} must be rolled back to seqno {seqno}{why}")
         self.vbucket = vbucket
         self.seqno = seqno
+        self.reason = reason
 
 
 class StreamEnded(UpriverError):

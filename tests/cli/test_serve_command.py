@@ -17,9 +17,10 @@ from certificates import write_certificates
 from click.testing import CliRunner
 from talk import PATIENCE, Talk
 
-from upriver.cli.link import Access, Link
 from upriver.cli.main import cli
-from upriver.cli.source import Source
+from upriver.consumer.access import Access
+from upriver.consumer.link import Link
+from upriver.consumer.source import Source
 from upriver.errors import ConfigError, Status
 from upriver.producer.users import Grant, Role, Users
 from upriver.wire import kv
@@ -195,7 +196,7 @@ def test_users_and_tls(tmp_path: Path) -> None:
     with serving("--vbuckets", "4", *files) as served:
         assert served.source.tls
         access = Access(user="writer", password="secret", authority=tls.authority)
-        with Link(served.source, access) as link:
+        with Link.open(served.source, access) as link:
             written = link.ask(kv.Set(key=b"k", value=b"v"))
             assert written.status is Status.SUCCESS
         assert served.stop()[0] == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from upriver.cli.source import Source
+from upriver.consumer.source import Source
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m

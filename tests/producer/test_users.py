@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
 from upriver.producer.users import (
@@ -21,7 +19,6 @@ from upriver.producer.users import (
     Grant,
     Role,
     Users,
-    prepare,
 )
 
 
@@ -139,15 +136,6 @@ def test_iterations_have_bounds(iterations: int) -> None:
 def test_names_and_passwords_are_compared_as_people_see_them() -> None:
     users = make(name="ju\u0308rgen", password="\u2168 a\u00a0b")  # a Roman nine, a hard space
     assert users.authenticate("jürgen", "IX a b") == "jürgen"
-
-
-@given(st.text(max_size=40))
-def test_preparing_is_done_once(text: str) -> None:
-    try:
-        once = prepare(text)
-    except ValueError:
-        return
-    assert prepare(once) == once
 
 
 # ---- stand-ins ---------------------------------------------------------------------------

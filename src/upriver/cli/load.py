@@ -16,13 +16,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..consumer.access import Access
+from ..consumer.source import Source
 from ..errors import ConfigError, UpriverError
 from ..wire.limits import MAX_VALUE
 from .documents import BadLine, from_csv, from_ndjson, generated, raise_bad
-from .link import Access
 from .loading import Pace, Writer
 from .loading import load as load_documents
-from .source import Source
 
 __all__ = ["load"]
 

@@ -11,28 +11,29 @@ nothing of files and of how progress is shown.
 
 from __future__ import annotations
 
-import json
 import selectors
 import ssl
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from ..errors import RemoteProtocolError, Status
+from ..consumer.access import Access
+from ..consumer.link import RECEIVE_BYTES, Link
+from ..consumer.source import Address, Source
+from ..consumer.topology import ClusterMap, vbucket_of
+from ..errors import ConnectionFailed, Status
 from ..model import Datatype
+from ..session.introduction import refusal_context
 from ..wire import kv
 from ..wire.header import HEADER_SIZE, pack_header, parse_header
 from ..wire.messages import Response
 from ..wire.names import Feature
 from .documents import BadLine, Document
-from .link import RECEIVE_BYTES, Access, Link, LinkFailed, refusal_context
-from .source import Source
 
-__all__ = ["Pace", "Writer", "load", "vbucket_of"]
+__all__ = ["Pace", "Writer", "load"]
 
 #: A window ends with whichever comes first. Servers commit what they have read as one group, so a
 #: window is as large as a good group.
@@ -45,13 +46,6 @@ MAX_WINDOWS: Final = 3
 PATIENCE: Final = 60.0
 
 _U32: Final = 2**32
-#: In a map: the address by which we reached the server.
-_HOST_USED: Final = "$HOST"
-
-
-def vbucket_of(key: bytes, count: int) -> int:
-    """The vbucket of a key, as every client of Couchbase computes it."""
-    return ((zlib.crc32(key) >> 16) & 0x7FFF) % count
 
 
 def load(documents: Iterable[Document], writer: Writer, pace: Pace | None = None) -> None:
@@ -127,19 +121,29 @@ class Writer:
 
     def _connect(self, source: Source, access: Access) -> list[_Lane]:
         """Connects to the nodes of the map; returns the connection for each vbucket."""
-        first = self._link(source, access)
-        nodes, rows = _read_map(first.cluster_config(), source)
-        lanes: dict[int, _Lane] = {}
-        for node in set(rows):
-            address = nodes[node]
-            lanes[node] = _Lane(first if address is None else self._link(address, access))
+        first = self._keep(Link.open(source, access))
+        cluster = ClusterMap.parse(first.cluster_config(), reached=first.address, tls=source.tls)
+        lanes: dict[Address, _Lane] = {}
+        by_vbucket = []
+        for vbucket in range(len(cluster.vbuckets)):
+            node = cluster.owner(vbucket)
+            if node is None:
+                raise ConnectionFailed(
+                    f"has vbucket {vbucket} of {source.bucket} on no node",
+                    "wait until the cluster is whole",
+                    where=first.where,
+                )
+            if node.address not in lanes:
+                is_first = node == cluster.sender
+                link = first if is_first else self._keep(Link(node.address, source, access))
+                lanes[node.address] = _Lane(link)
+            by_vbucket.append(lanes[node.address])
         self._lanes = list(lanes.values())
         for lane in self._lanes:
             self._selector.register(lane.link.socket, selectors.EVENT_READ, lane)
-        return [lanes[node] for node in rows]
+        return by_vbucket
 
-    def _link(self, address: Source, access: Access) -> Link:
-        link = Link(address, access)
+    def _keep(self, link: Link) -> Link:
         self._links.append(link)
         return link
 
@@ -308,16 +312,17 @@ class _Lane:
             return 0  # an accepted write that the server answers although it is quiet
         return len(self.in_flight.popleft().keys)
 
-    def _refused(self, answer: Response) -> LinkFailed:
+    def _refused(self, answer: Response) -> ConnectionFailed:
         keys = (
             window.keys[(answer.opaque - window.first) % _U32]
             for window in self.in_flight
             if window.holds(answer.opaque)
         )
         key = next(keys, b"?").decode(errors="replace")
-        return LinkFailed(
-            f"{self.link.where} refused {key} with {answer.status.name}",
+        return ConnectionFailed(
+            f"refused {key} with {answer.status.name}",
             _HINTS.get(answer.status) or refusal_context(answer) or "see what its log says",
+            where=self.link.where,
         )
 
 
@@ -332,43 +337,3 @@ _HINTS: Final = {
     Status.TEMPORARY_FAILURE: "the server cannot keep up: try a lower --rate",
     Status.BUSY: "the server cannot keep up: try a lower --rate",
 }
-
-
-def _read_map(text: str, source: Source) -> tuple[list[Source | None], list[int]]:
-    """The nodes of a cluster map and the active node of each vbucket.
-
-    None stands for the node that sent the map: the address by which it was reached is better
-    than the one it knows itself by.
-    """
-    try:
-        config: dict[str, Any] = json.loads(text)
-        servers = config["vBucketServerMap"]["serverList"]
-        rows = [int(row[0]) for row in config["vBucketServerMap"]["vBucketMap"]]
-        if len(servers) == 1:
-            nodes: list[Source | None] = [None]
-        else:
-            nodes = [_address(server, config["nodesExt"], source) for server in servers]
-    except (ValueError, KeyError, TypeError, IndexError) as problem:
-        raise RemoteProtocolError(f"the cluster map cannot be understood: {problem!r}") from None
-    if not rows or not all(node < len(nodes) for node in rows):
-        raise RemoteProtocolError("the cluster map has no vbuckets, or on nodes that are not there")
-    if min(rows) < 0:
-        raise LinkFailed(
-            f"vbucket {rows.index(min(rows))} of {source.bucket} is on no node",
-            "wait until the cluster is whole",
-        )
-    return nodes, rows
-
-
-def _address(server: str, known: list[dict[str, Any]], source: Source) -> Source | None:
-    """Where a node of the map's server list is reached; None if it is the one that sent it."""
-    host, _, text = server.rpartition(":")
-    host, port = host.strip("[]"), int(text)
-    for node in known:
-        services = node["services"]
-        if (node.get("hostname", _HOST_USED), services.get("kv", 0)) == (host, port):
-            if node.get("thisNode"):
-                return None
-            port = services["kvSSL"] if source.tls else port
-            break
-    return replace(source, host=source.host if host == _HOST_USED else host, port=port)

@@ -55,6 +55,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     help="0: any free.",
 )
 @click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="Where clients shall come instead, if they reach it through a proxy or a container.",
+)
+@click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
     help="Serve the cluster map over HTTP too, for clients that bootstrap there.",
@@ -95,6 +100,7 @@ def serve(
     data: Path | None,
     host: str,
     port: int,
+    advertise: str | None,
     http_port: int | None,
     bucket: str,
     vbuckets: int | None,
@@ -127,6 +133,7 @@ def serve(
     settings = ServerSettings(
         host=host,
         port=port,
+        advertise=advertise,
         http_port=http_port,
         users=users,
         certificate=certificate,

@@ -32,9 +32,7 @@ import operator
 import os
 import secrets
 import stat
-import stringprep
 import tempfile
-import unicodedata
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +41,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..errors import ConfigError
+from ..session.saslprep import prepare
 
 __all__ = [
     "ALL_BUCKETS",
@@ -338,38 +337,6 @@ class Users:
 def _development_verifier(digest: Digest) -> Verifier:
     salt = secrets.token_bytes(_SALT_SIZE)
     return Verifier.of(DEVELOPMENT_PASSWORD, digest, MIN_ITERATIONS, salt)
-
-
-def prepare(text: str) -> str:
-    """Brings a name or a password into the one form in which it is compared (SASLprep, RFC 4013).
-
-    Raises ValueError for characters that nobody can see or type on purpose. Left out are the
-    rules for right-to-left text and for characters that Unicode 3.2 had not assigned: they only
-    refuse, and would refuse what people have by now.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    mapped = "".join(
-        " " if stringprep.in_table_c12(character) else character
-        for character in text
-        if not stringprep.in_table_b1(character)
-    )
-    normal = unicodedata.normalize("NFKC", mapped)
-    if any(is_in_table(character) for character in normal for is_in_table in _PROHIBITED):
-        raise ValueError("a character that is not allowed in names and passwords")
-    return normal
-
-
-_PROHIBITED: Final = (
-    stringprep.in_table_c21_c22,  # control characters
-    stringprep.in_table_c3,  # private use
-    stringprep.in_table_c4,  # no characters at all
-    stringprep.in_table_c5,  # surrogates
-    stringprep.in_table_c6,  # inappropriate for plain text
-    stringprep.in_table_c7,  # ideographic descriptions
-    stringprep.in_table_c8,  # changing how others display
-    stringprep.in_table_c9,  # tags
-)
 
 
 def _check_iterations(count: int) -> None:

@@ -23,8 +23,9 @@ __all__ = ["Position", "PositionTracker"]
 
 #: A tracker remembers at most this many boundaries, and thins them out beyond it.
 _MOST_BOUNDARIES: Final = 48
-#: How much further away each boundary that survives a thinning is than the one before it.
-_SPACING: Final = 2.0
+#: How many times too far back a reader may have to go because of that. With 4 the longest history
+#: leaves fewer than the limit.
+_SPACING: Final = 4.0
 
 _NO_LOG: Final = FailoverLog(())
 
@@ -109,6 +110,8 @@ class PositionTracker:
         self._snapshot = position.offset.snapshot
         self._pending: Snapshot | None = None
         self._boundaries = list(position.boundaries)
+        if self.seqno and self.is_consistent:
+            self._remember(self.seqno)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -118,6 +121,13 @@ class PositionTracker:
     @property
     def is_consistent(self) -> bool:
         return self.seqno in (self._snapshot.end, 0)
+
+    @property
+    def last_boundary(self) -> int:
+        """The newest seqno at which the reader was consistent."""
+        if self.is_consistent:
+            return self.seqno
+        return self._boundaries[-1] if self._boundaries else 0
 
     def position(self) -> Position:
         return Position(
@@ -162,14 +172,16 @@ class PositionTracker:
 
 
 def _thinned(boundaries: Sequence[int]) -> list[int]:
-    """The newest boundary, and ever fewer of the older ones."""
+    """The newest boundary, and ever fewer of the older ones, down to the oldest.
+
+    One goes only where its older neighbour is near enough to serve for it, so going back some way
+    costs at most `_SPACING` times that way.
+    """
     newest = boundaries[-1]
-    kept, next_distance = [newest], 1.0
-    for boundary in reversed(boundaries[:-1]):
-        distance = newest - boundary
-        if distance >= next_distance:
-            kept.append(boundary)
-            next_distance = distance * _SPACING
+    kept, reach = [newest], 1.0
+    for index in range(len(boundaries) - 2, -1, -1):
+        if index == 0 or newest - boundaries[index - 1] > reach * _SPACING:
+            kept.append(boundaries[index])
+            reach = newest - boundaries[index]
     kept.reverse()
     return kept
-

@@ -1,0 +1,160 @@
+"""The asyncio client: the same reading as the blocking one, on the caller's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from ..session.events import Event, Rows
+from .access import Access
+from .changes import Change
+from .checkpoint import Checkpoint, CheckpointStore
+from .collections import Collections
+from .desk import Desk, Rollback
+from .engine import Delivery, Engine, Finished
+from .settings import ConsumerSettings, settings_for
+from .source import Source
+from .status import ReadingStatus, status_of
+
+__all__ = ["AsyncConsumer"]
+
+
+class AsyncConsumer:
+    """Reads the changes of a bucket.
+
+        async with AsyncConsumer("couchbase://127.0.0.1/default", end="now") as consumer:
+            async for change in consumer:
+                print(change.key, change.value)
+
+    Everything is as in `Consumer`; ``on_rollback`` is called on the event loop.
+    """
+
+    def __init__(
+        self,
+        source: str | Source,
+        *,
+        access: Access | None = None,
+        checkpoint: CheckpointStore | None = None,
+        on_rollback: Callable[[Rollback], None] | None = None,
+        settings: ConsumerSettings | None = None,
+        **options: Any,
+    ) -> None:
+        self._source = Source.parse(source) if isinstance(source, str) else source
+        self._access = access or Access()
+        self._settings = settings_for(settings, options, checkpoint)
+        self._store = checkpoint
+        self._on_rollback = on_rollback
+        self._inbox: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._running: tuple[Engine, Desk] | None = None
+        self._finished = False
+
+    # ---- life ----------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Finds the bucket and begins to read; an async with block does it by itself."""
+        engine = Engine(self._source, self._access, self._settings, self._inbox.put_nowait)
+        bearings = await engine.start()
+        desk = Desk(
+            self._source,
+            self._settings,
+            bearings,
+            on_rollback=self._on_rollback,
+            checkpoint=self._store,
+        )
+        self._running = engine, desk
+        return self
+
+    async def close(self) -> None:
+        """Hangs up; saves nothing."""
+        if self._running is not None:
+            await self._engine.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _engine(self) -> Engine:
+        return self._in_use()[0]
+
+    @property
+    def _desk(self) -> Desk:
+        return self._in_use()[1]
+
+    def _in_use(self) -> tuple[Engine, Desk]:
+        if self._running is None:
+            raise RuntimeError("the consumer is not running: use it in an async with block")
+        return self._running
+
+    # ---- reading -------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        """Changes one by one, until the end that was asked for."""
+        async for event in self.events():
+            if isinstance(event, Rows):
+                for change in self._desk.changes(event):
+                    yield change
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Changes by the thousand, as columns (`upriver.wire.columns.SCHEMA`)."""
+        async for event in self.events():
+            if isinstance(event, Rows):
+                yield event.batch
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that happens: rows, rollbacks, streams that open and end, collections."""
+        while (event := await self.next_event()) is not None:
+            yield event
+
+    async def next_event(self) -> Event | None:
+        """The next event; None at the end of the reading."""
+        desk = self._desk
+        while not self._finished:
+            desk.done()
+            for connection, size in desk.owed():
+                connection.give_back(size)
+            event = desk.take(await self._inbox.get())
+            if isinstance(event, Finished):
+                self._finished = True
+            elif event is not None:
+                return event
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything up to the end was handed out."""
+        return self._finished
+
+    # ---- where it is ---------------------------------------------------------------------
+
+    def position(self) -> Checkpoint:
+        """Where the application is: after everything that was handed to it."""
+        return self._desk.checkpoint()
+
+    def save(self) -> None:
+        """Saves that to the checkpoint store."""
+        self._desk.save()
+
+    def status(self) -> ReadingStatus:
+        """What is connected, what flows, and how far the reading is."""
+        return status_of(self._engine, self._desk)
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno that the nodes have of each vbucket."""
+        return await self._engine.high_seqnos()
+
+    @property
+    def collections(self) -> Collections:
+        """What the collections are called."""
+        return self._engine.bearings.collections

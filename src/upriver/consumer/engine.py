@@ -1,0 +1,403 @@
+"""The reading of a bucket: every wanted vbucket carried by a connection to the node that has it.
+
+One task supervises: whatever is not carried is placed where the cluster map says, with pauses that
+grow where it does not work. Connections report what their sessions tell; a lost one only leaves
+its readers uncarried, at the positions they had reached. What is read goes to ``deliver`` in the
+order in which an application must see it. The engine lives on one event loop, and knows nothing of
+applications, threads or checkpoint files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import (
+    AuthenticationFailed,
+    BucketNotFound,
+    ConfigError,
+    ConnectionFailed,
+    ProtocolError,
+    RemoteProtocolError,
+    RollbackRequired,
+    Status,
+    StatusError,
+    StreamEnded,
+    UpriverError,
+)
+from ..model import NO_END, StreamEndReason
+from ..session.consumer import ConsumerSession, StreamOptions
+from ..session.events import (
+    Event,
+    MapPushed,
+    RolledBack,
+    Rows,
+    StreamFinished,
+    StreamOpened,
+    StreamRefused,
+    SystemHappened,
+)
+from ..wire import messages as m
+from .access import Access
+from .bearings import Bearings, take_bearings
+from .node import NodeConnection
+from .readers import Backoff, Reader
+from .settings import ConsumerSettings, RollbackPolicy
+from .source import Address, Source
+from .topology import ClusterMap
+
+__all__ = ["Delivery", "Engine", "Failed", "Finished"]
+
+_log = logging.getLogger(__name__)
+
+#: A node that breaks rules this often, with nothing good in between, is not tried again.
+_MOST_BROKEN_IN_A_ROW: Final = 8
+#: Ends after which a stream is asked for again, because only its place or time was wrong.
+_REOPENED: Final = frozenset(
+    {
+        StreamEndReason.OK,  # before its own end
+        StreamEndReason.CLOSED,
+        StreamEndReason.STATE_CHANGED,
+        StreamEndReason.DISCONNECTED,
+        StreamEndReason.TOO_SLOW,
+        StreamEndReason.BACKFILL_FAILED,
+        StreamEndReason.ROLLBACK,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The reading cannot go on."""
+
+    error: UpriverError
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every vbucket was read up to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something for the application, and who gets the room back that it takes."""
+
+    event: Event | Failed | Finished
+    carrier: NodeConnection | None = None
+
+
+class Engine:
+    """Reads a bucket."""
+
+    def __init__(
+        self,
+        source: Source,
+        access: Access,
+        settings: ConsumerSettings,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        self._source = source
+        self._access = access
+        self._settings = settings
+        self._deliver = deliver
+        self._bearings: Bearings
+        self._readers: dict[int, Reader] = {}
+        self._sessions: dict[NodeConnection, ConsumerSession] = {}
+        self._connections: dict[Address, NodeConnection] = {}
+        self._connecting: dict[Address, asyncio.Task[None]] = {}
+        self._backoffs: dict[Address, Backoff] = {}
+        self._map_is_old = False
+        self._broken_in_a_row = 0
+        self._wake = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._over = False
+        #: How often what happened: reconnects, rollbacks by reason, broken rules by name.
+        self.counts: Counter[str] = Counter()
+
+    # ---- life ----------------------------------------------------------------------------
+
+    async def start(self) -> Bearings:
+        """Finds the bucket, and begins; returns where everything is."""
+        bearings = await take_bearings(self._source, self._access, self._settings)
+        self._bearings = bearings
+        now = asyncio.get_running_loop().time()
+        for vbucket, position in bearings.positions.items():
+            end = bearings.ends.get(vbucket, NO_END)
+            self._readers[vbucket] = Reader(
+                vbucket, position, end, self._new_backoff(), idle_since=now
+            )
+        for connection in bearings.connections:
+            self._adopt(connection)
+        self._supervisor = asyncio.create_task(self._supervise())
+        return bearings
+
+    async def stop(self) -> None:
+        """Hangs up."""
+        self._over = True
+        tasks = [*self._connecting.values()]
+        if self._supervisor is not None:
+            tasks.append(self._supervisor)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._sessions):
+            connection.close()
+
+    @property
+    def bearings(self) -> Bearings:
+        return self._bearings
+
+    def connected(self) -> dict[Address, bool]:
+        """The nodes that are needed, and whether they are connected."""
+        owners = {self._owner(reader) for reader in self._readers.values() if not reader.done}
+        return {address: address in self._connections for address in owners if address}
+
+    def carried(self) -> dict[int, bool]:
+        """The vbuckets that are not at their end, and whether their changes flow."""
+        return {
+            reader.vbucket: reader.carrier is not None
+            and self._sessions[reader.carrier].is_open(reader.vbucket)
+            for reader in self._readers.values()
+            if not reader.done
+        }
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno that the nodes have of each vbucket."""
+        return await self._bearings.high_seqnos(list(self._connections.values()))
+
+    def _new_backoff(self) -> Backoff:
+        return Backoff(self._settings.retry_first, self._settings.retry_most)
+
+    def _fail(self, error: UpriverError) -> None:
+        if not self._over:
+            self._over = True
+            self._deliver(Delivery(Failed(error)))
+            self._wake.set()
+
+    # ---- placing -------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._over:
+                self._wake.clear()
+                if self._map_is_old:
+                    self._map_is_old = False
+                    await self._renew_map()
+                pause = self._place_all(loop.time())
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+        except UpriverError as error:
+            self._fail(error)
+
+    def _place_all(self, now: float) -> float | None:
+        """Places what can be placed now; returns when to look again, None if when woken."""
+        waiting = [reader for reader in self._readers.values() if reader.waits]
+        if not waiting and all(reader.done for reader in self._readers.values()):
+            self._over = True
+            self._deliver(Delivery(Finished()))
+            return 0
+        pause: float | None = None
+        touched = set()
+        for reader in waiting:
+            if now - reader.idle_since > self._settings.give_up_after:
+                raise reader.trouble or ConnectionFailed(
+                    f"has no vbucket {reader.vbucket}", "is the cluster whole?"
+                )
+            if reader.not_before > now:
+                wait = reader.not_before - now
+                pause = wait if pause is None else min(pause, wait)
+                continue
+            address = self._owner(reader)
+            if address is None:
+                self._put_off(reader, now)
+                self._map_is_old = True
+                pause = self._settings.retry_first
+            elif (connection := self._connections.get(address)) is not None:
+                self._place(reader, connection)
+                touched.add(connection)
+            elif address not in self._connecting:
+                self._connecting[address] = asyncio.create_task(self._connect(address))
+        for connection in touched:
+            connection.flush()
+        return pause
+
+    def _owner(self, reader: Reader) -> Address | None:
+        node = self._bearings.map.owner(reader.vbucket)
+        return None if node is None else node.address
+
+    def _place(self, reader: Reader, connection: NodeConnection) -> None:
+        options = StreamOptions(end=reader.end, filter=self._bearings.filter)
+        self._sessions[connection].open(reader.vbucket, reader.position, options)
+        reader.carrier = connection
+
+    def _put_off(self, reader: Reader, now: float) -> None:
+        reader.not_before = now + reader.backoff.next_pause()
+
+    async def _connect(self, address: Address) -> None:
+        """Connects to a node; what waits for it is placed by the supervisor."""
+        backoff = self._backoffs.setdefault(address, self._new_backoff())
+        try:
+            connection = await self._bearings.connect(address)
+        except (AuthenticationFailed, BucketNotFound, ConfigError) as error:
+            self._fail(error)
+            return
+        except (ConnectionFailed, ProtocolError, StatusError) as error:
+            _log.warning("%s", error)
+            pause = backoff.next_pause()
+            now = asyncio.get_running_loop().time()
+            for reader in self._readers.values():
+                if reader.waits and self._owner(reader) == address:
+                    reader.trouble = error
+                    reader.not_before = now + pause
+            self._map_is_old = True
+        else:
+            self._adopt(connection)
+        finally:
+            self._connecting.pop(address, None)
+            self._wake.set()
+
+    def _adopt(self, connection: NodeConnection) -> None:
+        fail = self._settings.on_rollback is RollbackPolicy.FAIL
+        session = ConsumerSession(connection.dialect, refuse_rollback=fail)
+        self._sessions[connection] = session
+        self._connections[connection.address] = connection
+        connection.carry(
+            session,
+            lambda events: self._told(connection, events),
+            lambda: self._lost(connection),
+        )
+
+    async def _renew_map(self) -> None:
+        """Asks whoever is connected; else a node that is known, until one answers."""
+        try:
+            newer = await self._bearings.ask_map(list(self._connections.values()))
+        except (ConnectionFailed, ProtocolError, StatusError) as error:
+            _log.warning("no cluster map: %s", error)
+        else:
+            self._learn_map(newer)
+
+    def _learn_map(self, newer: ClusterMap) -> None:
+        if len(newer.vbuckets) != len(self._bearings.map.vbuckets):
+            raise ConfigError(
+                f"the bucket had {len(self._bearings.map.vbuckets)} vbuckets and now has "
+                f"{len(newer.vbuckets)}: it is another one, start from its beginning"
+            )
+        if newer.is_newer_than(self._bearings.map):
+            self._bearings.map = newer
+
+    # ---- what connections tell -----------------------------------------------------------
+
+    def _lost(self, connection: NodeConnection) -> None:
+        session = self._sessions.pop(connection)
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+        error = connection.lost
+        assert error is not None
+        self.counts["connections lost"] += 1
+        if isinstance(error, RemoteProtocolError):
+            self._broken_in_a_row += 1
+            self.counts[f"broken rule: {getattr(error, 'rule', 'decoding')}"] += 1
+            if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
+                self._fail(error)
+        now = asyncio.get_running_loop().time()
+        backoff = self._backoffs.setdefault(connection.address, self._new_backoff())
+        pause = backoff.next_pause()
+        for vbucket in session.vbuckets:
+            reader = self._readers[vbucket]
+            reader.position = session.position(vbucket)
+            self._leave(reader, now, error)
+            reader.not_before = now + pause
+        if not self._over:
+            _log.warning("%s; trying again in %.2f s", error, pause)
+        self._map_is_old = True
+        self._wake.set()
+
+    def _leave(self, reader: Reader, now: float, trouble: UpriverError) -> None:
+        reader.carrier = None
+        reader.idle_since = now
+        reader.trouble = trouble
+
+    def _told(self, connection: NodeConnection, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Rows):
+                self._broken_in_a_row = 0
+                connection.held += event.counted
+                self._deliver(Delivery(event, connection))
+            elif isinstance(event, StreamFinished):
+                self._finished(event)
+            elif isinstance(event, StreamRefused):
+                self._refused(connection, event)
+            elif isinstance(event, RolledBack):
+                self._rolled_back(event)
+            elif isinstance(event, MapPushed):
+                self._map_is_old = True
+                self._wake.set()
+            else:
+                self._note(event)
+                self._deliver(Delivery(event))
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, StreamOpened):
+            reader = self._readers[event.vbucket]
+            reader.backoff.reset()
+            if reader.carrier is not None:
+                self._backoffs.setdefault(reader.carrier.address, self._new_backoff()).reset()
+        elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
+            self._bearings.note(event.event)
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        self.counts[f"rollback: {event.reason.value}"] += 1
+        if event.refused:
+            self._readers[event.vbucket].carrier = None
+            error = RollbackRequired(
+                vbucket=event.vbucket, seqno=event.to.seqno, reason=event.reason.value
+            )
+            self._fail(error)
+        else:
+            self._deliver(Delivery(event))
+
+    def _finished(self, event: StreamFinished) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = asyncio.get_running_loop().time()
+        ended = event.reason.name.lower().replace("_", " ")
+        self._leave(reader, now, StreamEnded(vbucket=event.vbucket, reason=ended))
+        self._wake.set()
+        if event.reason is StreamEndReason.OK and reader.end != NO_END:
+            reader.done = True
+        elif event.reason in _REOPENED:
+            self.counts[f"stream ended: {ended}"] += 1
+            self._put_off(reader, now)
+            self._map_is_old = True
+        elif event.reason is StreamEndReason.FILTER_EMPTY:
+            reader.done = True
+            self._deliver(Delivery(event))
+        else:
+            self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
+
+    def _refused(self, connection: NodeConnection, event: StreamRefused) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = asyncio.get_running_loop().time()
+        error = StatusError(event.status, request=f"the stream of vbucket {event.vbucket}")
+        self._leave(reader, now, error)
+        if not event.status.retriable and event.status is not Status.EXISTS:
+            self._fail(error)
+            return
+        self._put_off(reader, now)
+        self._wake.set()
+        if event.status is Status.NOT_MY_VBUCKET:
+            self._map_is_old = True
+            if event.value:
+                try:
+                    self._learn_map(self._bearings.parse_map(event.value, connection.address))
+                except RemoteProtocolError as problem:
+                    _log.warning("%s", problem)
