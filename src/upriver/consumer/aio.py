@@ -14,8 +14,9 @@ from .access import Access
 from .changes import Change
 from .checkpoint import Checkpoint, CheckpointStore
 from .collections import Collections
+from .delivery import Delivery, Finished
 from .desk import Desk, Rollback
-from .engine import Delivery, Engine, Finished
+from .engine import Engine
 from .settings import ConsumerSettings, settings_for
 from .source import Source
 from .status import ReadingStatus, status_of

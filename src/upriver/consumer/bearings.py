@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from ..errors import (
     AuthenticationFailed,
@@ -109,22 +110,24 @@ class Bearings:
                     break  # the drafts know no users, and none reaches further than another
         raise trouble or ConnectionFailed("speaks no draft that we know", "check the address")
 
-    async def _ask_apart(self, address: Address, request: m.Request) -> m.Response:
-        """Asks on a connection of its own: the drafts' own ones know only streams."""
+    @asynccontextmanager
+    async def asking(
+        self, address: Address, connections: Iterable[NodeConnection]
+    ) -> AsyncIterator[NodeConnection]:
+        """A connection that a node can be asked on: its own, or one for the occasion.
+
+        The connections of the older drafts know only streams.
+        """
+        for connection in connections:
+            if connection.address == address and isinstance(connection.dialect, Dcp):
+                yield connection
+                return
         connection = self._connection(address, "dcp")
         try:
             await connection.open(streams=False)
-            return await connection.ask(request)
+            yield connection
         finally:
             connection.close()
-
-    async def ask(
-        self, connection: NodeConnection | None, address: Address, request: m.Request
-    ) -> m.Response:
-        """Asks a node, on its connection where that can be."""
-        if connection is not None and isinstance(connection.dialect, Dcp):
-            return await connection.ask(request)
-        return await self._ask_apart(address, request)
 
     # ---- the map -------------------------------------------------------------------------
 
@@ -138,26 +141,26 @@ class Bearings:
 
     async def ask_map(self, connections: Sequence[NodeConnection]) -> ClusterMap:
         """The map as the first that answers has it: who is connected, then who is known."""
+        connected = [connection.address for connection in connections]
         known = [node.address for node in self.map.nodes]
-        places: list[tuple[NodeConnection | None, Address]] = [(c, c.address) for c in connections]
-        places += [(None, address) for address in dict.fromkeys((*known, *self._source.hosts))]
         trouble: UpriverError | None = None
-        for connection, address in places:
+        for address in dict.fromkeys((*connected, *known, *self._source.hosts)):
             try:
-                return await self._map_of(connection, address)
+                return await self._map_of(address, connections)
             except (ConnectionFailed, ProtocolError, StatusError) as error:
                 trouble = trouble or error
         raise trouble or ConnectionFailed("is not known", "give a host")
 
-    async def _map_of(self, connection: NodeConnection | None, address: Address) -> ClusterMap:
-        answer = await self.ask(connection, address, kv.GetClusterConfig())
+    async def _map_of(self, address: Address, connections: Iterable[NodeConnection]) -> ClusterMap:
+        async with self.asking(address, connections) as connection:
+            answer = await connection.ask(kv.GetClusterConfig())
         if answer.status is not Status.SUCCESS or not isinstance(answer, m.PlainResponse):
             raise StatusError(answer.status, request=f"the cluster map of {address}")
         return self.parse_map(answer.value, address)
 
     async def _find_map(self, connection: NodeConnection) -> ClusterMap:
         try:
-            return await self._map_of(connection, connection.address)
+            return await self._map_of(connection.address, [connection])
         except (StatusError, ConnectionFailed):
             wanted = self._settings.vbuckets
             if wanted is None:
@@ -247,18 +250,21 @@ class Bearings:
 
     async def high_seqnos(self, connections: Iterable[NodeConnection]) -> dict[int, int]:
         """The newest seqno of each vbucket that some node is active for."""
-        by_address = {connection.address: connection for connection in connections}
-        request = kv.GetAllSeqnos(state=RequestedState.ACTIVE)
+        connections = list(connections)
         addresses = self._owners(range(len(self.map.vbuckets)))
-        answers = await asyncio.gather(
-            *(self.ask(by_address.get(address), address, request) for address in addresses)
-        )
+        answers = await asyncio.gather(*(self._highs_of(a, connections) for a in addresses))
         highs: dict[int, int] = {}
         for answer in answers:
             if not isinstance(answer, kv.AllSeqnosResponse):
                 raise StatusError(answer.status, request="the high seqnos")
             highs.update(answer.seqnos)
         return highs
+
+    async def _highs_of(
+        self, address: Address, connections: Iterable[NodeConnection]
+    ) -> m.Response:
+        async with self.asking(address, connections) as connection:
+            return await connection.ask(kv.GetAllSeqnos(state=RequestedState.ACTIVE))
 
     def _owners(self, vbuckets: Iterable[int]) -> set[Address]:
         nodes = map(self.map.owner, vbuckets)

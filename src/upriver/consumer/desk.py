@@ -25,7 +25,7 @@ from ..wire.values import inflate
 from .bearings import Bearings
 from .changes import Change, changes_of
 from .checkpoint import Checkpoint, CheckpointStore
-from .engine import Delivery, Failed, Finished
+from .delivery import Delivery, Failed, Finished
 from .ledger import Ledger
 from .node import NodeConnection
 from .settings import ConsumerSettings, RollbackPolicy
@@ -82,6 +82,7 @@ class Desk:
                 self.done()
                 return None
             self.rows += event.batch.num_rows
+            self.ledger.read = event.batch.num_rows
             return self._unpacked(event)
         if isinstance(event, StreamOpened | RolledBack | SystemHappened):
             self.ledger.note(event)

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ..errors import (
@@ -44,13 +43,15 @@ from ..session.events import (
 from ..wire import messages as m
 from .access import Access
 from .bearings import Bearings, take_bearings
+from .delivery import Delivery, Failed, Finished
+from .gate import PersistenceGate
 from .node import NodeConnection
 from .readers import Backoff, Reader
 from .settings import ConsumerSettings, RollbackPolicy
 from .source import Address, Source
 from .topology import ClusterMap
 
-__all__ = ["Delivery", "Engine", "Failed", "Finished"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,26 +69,6 @@ _REOPENED: Final = frozenset(
         StreamEndReason.ROLLBACK,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The reading cannot go on."""
-
-    error: UpriverError
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Every vbucket was read up to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Something for the application, and who gets the room back that it takes."""
-
-    event: Event | Failed | Finished
-    carrier: NodeConnection | None = None
 
 
 class Engine:
@@ -113,7 +94,8 @@ class Engine:
         self._map_is_old = False
         self._broken_in_a_row = 0
         self._wake = asyncio.Event()
-        self._supervisor: asyncio.Task[None] | None = None
+        #: Tasks that live as long as the reading.
+        self._tasks: list[asyncio.Task[None]] = []
         self._over = False
         #: How often what happened: reconnects, rollbacks by reason, broken rules by name.
         self.counts: Counter[str] = Counter()
@@ -132,15 +114,22 @@ class Engine:
             )
         for connection in bearings.connections:
             self._adopt(connection)
-        self._supervisor = asyncio.create_task(self._supervise())
+        if self._settings.persisted_everywhere is not None:
+            gate = PersistenceGate(
+                bearings,
+                self._settings.persisted_everywhere,
+                lambda: list(self._connections.values()),
+                self._deliver,
+            )
+            self._deliver = gate.take
+            self._tasks.append(asyncio.create_task(gate.run()))
+        self._tasks.append(asyncio.create_task(self._supervise()))
         return bearings
 
     async def stop(self) -> None:
         """Hangs up."""
         self._over = True
-        tasks = [*self._connecting.values()]
-        if self._supervisor is not None:
-            tasks.append(self._supervisor)
+        tasks = [*self._connecting.values(), *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -163,6 +152,15 @@ class Engine:
             and self._sessions[reader.carrier].is_open(reader.vbucket)
             for reader in self._readers.values()
             if not reader.done
+        }
+
+    def received(self) -> dict[int, int]:
+        """How far each vbucket was received."""
+        return {
+            reader.vbucket: reader.position.seqno
+            if reader.carrier is None
+            else self._sessions[reader.carrier].seqno(reader.vbucket)
+            for reader in self._readers.values()
         }
 
     async def high_seqnos(self) -> dict[int, int]:

@@ -20,7 +20,8 @@ class ReadingStatus:
     nodes: Mapping[Address, bool]
     #: The vbuckets that are not at their end, and whether their changes flow.
     vbuckets: Mapping[int, bool]
-    #: How far the application is in each vbucket.
+    #: How far each vbucket was received, and how far the application is.
+    received: Mapping[int, int]
     seqnos: Mapping[int, int]
     #: Changes that the application got.
     rows: int
@@ -37,6 +38,7 @@ def status_of(engine: Engine, desk: Desk) -> ReadingStatus:
     return ReadingStatus(
         nodes=engine.connected(),
         vbuckets=engine.carried(),
+        received=engine.received(),
         seqnos=desk.ledger.seqnos(),
         rows=desk.rows,
         counts=dict(engine.counts),

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from .users import MAX_NAME, Digest, Users, Verifier, prepare
+from ..session.saslprep import prepare
+from .users import MAX_NAME, Digest, Users, Verifier
 
 __all__ = ["Continue", "Exchange", "Failure", "Outcome", "Success", "mechanisms"]
 

@@ -52,7 +52,6 @@ __all__ = [
     "User",
     "Users",
     "Verifier",
-    "prepare",
 ]
 
 logger = logging.getLogger("upriver.producer")

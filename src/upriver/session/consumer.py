@@ -170,6 +170,10 @@ class ConsumerSession:
         """How far the stream of a vbucket was received."""
         return self._streams[self._vbuckets[vbucket]].tracker.position()
 
+    def seqno(self, vbucket: int) -> int:
+        """Only how far, for those who want to know often."""
+        return self._streams[self._vbuckets[vbucket]].tracker.seqno
+
     # ---- bytes in ------------------------------------------------------------------------
 
     def space(self) -> memoryview:
