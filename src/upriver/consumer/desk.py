@@ -93,7 +93,7 @@ class Desk:
     def _tell(self, event: RolledBack) -> RolledBack | None:
         if self._settings.on_rollback is RollbackPolicy.IGNORE:
             return None
-        if self._on_rollback is not None:
+        if self._on_rollback is not None and not event.refused:
             told = Rollback(event.vbucket, event.from_seqno, event.to.seqno, event.reason)
             self._on_rollback(told)
         return event

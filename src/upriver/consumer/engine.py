@@ -232,7 +232,11 @@ class Engine:
         return None if node is None else node.address
 
     def _place(self, reader: Reader, connection: NodeConnection) -> None:
-        options = StreamOptions(end=reader.end, filter=self._bearings.filter)
+        options = StreamOptions(
+            end=reader.end,
+            filter=self._bearings.filter,
+            same_branch=self._settings.on_rollback is RollbackPolicy.STOP,
+        )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
         reader.carrier = connection
 
@@ -263,8 +267,8 @@ class Engine:
             self._wake.set()
 
     def _adopt(self, connection: NodeConnection) -> None:
-        fail = self._settings.on_rollback is RollbackPolicy.FAIL
-        session = ConsumerSession(connection.dialect, refuse_rollback=fail)
+        refuse = self._settings.on_rollback in (RollbackPolicy.FAIL, RollbackPolicy.STOP)
+        session = ConsumerSession(connection.dialect, refuse_rollback=refuse)
         self._sessions[connection] = session
         self._connections[connection.address] = connection
         connection.carry(
@@ -354,11 +358,12 @@ class Engine:
     def _rolled_back(self, event: RolledBack) -> None:
         self.counts[f"rollback: {event.reason.value}"] += 1
         if event.refused:
-            self._readers[event.vbucket].carrier = None
-            error = RollbackRequired(
-                vbucket=event.vbucket, seqno=event.to.seqno, reason=event.reason.value
-            )
-            self._fail(error)
+            reader = self._readers[event.vbucket]
+            reader.carrier, reader.done = None, True
+            self._wake.set()
+        if self._settings.on_rollback is RollbackPolicy.FAIL:
+            reason = event.reason.value
+            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
         else:
             self._deliver(Delivery(event))
 

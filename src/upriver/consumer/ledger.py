@@ -55,7 +55,8 @@ class Ledger:
         if isinstance(event, StreamOpened):
             tracker.follow(event.log)
         elif isinstance(event, RolledBack):
-            self._trackers[event.vbucket] = PositionTracker(event.to)
+            if not event.refused:
+                self._trackers[event.vbucket] = PositionTracker(event.to)
         else:
             uid = getattr(event.event, "manifest_uid", 0)
             tracker.manifest_uid = max(tracker.manifest_uid, uid)

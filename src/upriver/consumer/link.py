@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
 from .. import __version__
-from ..errors import ConnectionFailed, DecodeError, Status
+from ..errors import ConnectionFailed, DecodeError, Status, StatusError
 from ..session.introduction import (
     FIRST_OPAQUE,
     Introduction,
@@ -133,17 +133,60 @@ class Link:
         except OSError as problem:
             raise self.lost(_reason(problem)) from None
 
+    def ask_all(self, requests: Iterable[Request]) -> list[Response]:
+        """Sends requests together and waits for all their answers, which come in their order."""
+        try:
+            first = self._send(*requests)
+            count = self._opaque - first
+            answers = self._answers(first, first + count)
+            return [next(answers) for _ in range(count)]
+        except OSError as problem:
+            raise self.lost(_reason(problem)) from None
+
+    def statistics(self, *groups: str) -> dict[str, str]:
+        """Groups of statistics by name. `StatusError` if the server does not tell one."""
+        try:
+            first = self._send(*(kv.Stat(group=group) for group in groups))
+            answers = self._answers(first, self._opaque)
+            found: dict[str, str] = {}
+            left = len(groups)
+            while left:
+                answer = next(answers)
+                if not isinstance(answer, kv.StatResponse) or answer.status is not Status.SUCCESS:
+                    group = groups[answer.opaque - first]
+                    raise StatusError(answer.status, request=f"the statistics {group!r}")
+                if answer.key:
+                    found[answer.key] = answer.value.decode(errors="replace")
+                else:
+                    left -= 1
+            return found
+        except OSError as problem:
+            raise self.lost(_reason(problem)) from None
+
     def _exchange(self, request: Request) -> Response:
-        opaque = self._opaque
-        self._opaque = (opaque + 1) % _OPAQUES
-        deadline = time.monotonic() + self._timeout
+        return next(self._answers(self._send(request), self._opaque))
+
+    def _send(self, *requests: Request) -> int:
+        """Sends requests under opaques of their own; returns the first of these."""
+        if self._opaque + len(requests) > _OPAQUES:
+            self._opaque = 1
+        first, self._opaque = self._opaque, self._opaque + len(requests)
+        packets = [
+            self.dialect.encode(replace(request, opaque=opaque))
+            for opaque, request in enumerate(requests, first)
+        ]
         self.socket.settimeout(self._timeout)
-        self.socket.sendall(self.dialect.encode(replace(request, opaque=opaque)))
+        self.socket.sendall(b"".join(packets))
+        return first
+
+    def _answers(self, first: int, stop: int) -> Iterator[Response]:
+        """The answers to some opaques, as they come."""
+        deadline = time.monotonic() + self._timeout
         while True:
             for packet in self.framer.feed(self._receive(deadline)):
                 answer = self.dialect.decode(packet)
-                if isinstance(answer, Response) and answer.opaque == opaque:
-                    return answer
+                if isinstance(answer, Response) and first <= answer.opaque < stop:
+                    yield answer
 
     def _receive(self, deadline: float) -> bytes:
         left = deadline - time.monotonic()

@@ -57,6 +57,9 @@ class RollbackPolicy(Enum):
     REWIND = "rewind"
     #: Stop with `RollbackRequired`.
     FAIL = "fail"
+    #: Read only the branch that a position names: a vbucket that has left it is read no further,
+    #: which a refused `RolledBack` event tells, and the others go on.
+    STOP = "stop"
     #: Go back, and tell nobody: for readers to whom a change may come twice or be taken back.
     IGNORE = "ignore"
 

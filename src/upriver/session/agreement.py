@@ -7,6 +7,8 @@ one round, even where a reader has followed branches that this producer never ha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
 from .events import RollbackReason
 from .position import Position
@@ -26,11 +28,15 @@ def agree(position: Position, served: FailoverLog) -> tuple[Position, RollbackRe
             return position, None
         point = position.boundary_at_most(shared)
         return _at(position, point, offset.vbuuid), RollbackReason.DIVERGED
-    left_at = offset.seqno
+    left_at = NO_END
+    needed = offset.seqno if offset.seqno == offset.snapshot.start else offset.snapshot.end
     for entry in position.log:
         shared = served.branch_end(entry.vbuuid, NO_END)
         if shared is not None:
-            point = position.boundary_at_most(min(shared, left_at))
+            shared = min(shared, left_at)
+            if needed <= shared:  # of the branches behind it nothing was read
+                return _renamed(position, entry.vbuuid), None
+            point = position.boundary_at_most(shared)
             return _at(position, point, entry.vbuuid), RollbackReason.DIVERGED
         left_at = min(left_at, entry.seqno)
     return _at(position, 0, 0), RollbackReason.UNKNOWN_BRANCH
@@ -45,17 +51,26 @@ def lowered(position: Position, asked: int) -> tuple[Position, RollbackReason]:
     return _at(position, point, position.offset.vbuuid), reason
 
 
+def _renamed(position: Position, vbuuid: int) -> Position:
+    """The same place, called after an older branch that it is on as well."""
+    offset = replace(position.offset, vbuuid=vbuuid)
+    return replace(position, offset=offset, log=_followed(position, vbuuid))
+
+
 def _at(position: Position, point: int, vbuuid: int) -> Position:
     if point == 0:
         return Position(manifest_uid=position.manifest_uid)
-    followed = tuple(entry for entry in position.log if entry.seqno <= point)
-    names = [entry.vbuuid for entry in followed]
-    if vbuuid in names:
-        followed = followed[names.index(vbuuid) :]
     return Position(
         offset=StreamOffset(vbuuid, point, Snapshot(point, point)),
-        log=FailoverLog(followed),
+        log=_followed(position, vbuuid).truncated(point),
         boundaries=tuple(b for b in position.boundaries if b <= point),
         manifest_uid=position.manifest_uid,
         purge_seqno=position.purge_seqno,
     )
+
+
+def _followed(position: Position, vbuuid: int) -> FailoverLog:
+    """The reader's branches without those after one of them."""
+    entries = position.log.entries
+    names = [entry.vbuuid for entry in entries]
+    return FailoverLog(entries[names.index(vbuuid) :] if vbuuid in names else entries)

@@ -26,7 +26,7 @@ from ..errors import DecodeError, RemoteProtocolError, Status
 from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason
 from ..wire import kv
 from ..wire import messages as m
-from ..wire.dialects import Dcp, Dialect, Draft001
+from ..wire.dialects import Dcp, Dialect, Draft001, Draft002
 from ..wire.names import Command, MarkerFlag, StreamFlag
 from .agreement import agree, lowered
 from .events import (
@@ -75,6 +75,8 @@ class StreamOptions:
     flags: StreamFlag = StreamFlag.NONE
     #: A JSON object that chooses collections.
     filter: bytes = b""
+    #: Only what belongs to the branch that the position names, even where it has a later one.
+    same_branch: bool = False
     #: Drafts 002 and 000 name the group of readers.
     group: str = "upriver"
 
@@ -251,7 +253,7 @@ class ConsumerSession:
         elif answer.command in (Command.FAILOVER_LOG, Command.GET_FAILOVER_LOG):
             self._refused(answer, answer.status, _value(answer), events)
         elif stream.phase is not _Phase.REQUESTED:
-            raise broken_rule("answer", stream.vbucket, f"{answer.command} was not asked")
+            self._answer_for_log(stream, answer, events)
         elif isinstance(answer, m.StreamAccepted):
             self._accepted(stream, FailoverLog(answer.failover_log), events)
         elif isinstance(answer, m.StreamRollback):
@@ -261,13 +263,29 @@ class ConsumerSession:
         else:
             self._refused(answer, answer.status, _value(answer), events)
 
+    def _answer_for_log(
+        self, stream: _Conversation, answer: m.Response, events: list[Event]
+    ) -> None:
+        """Draft 002 does not say what an answer is for; other drafts do, so there it is wrong."""
+        if not isinstance(self._dialect, Draft002) or stream.phase is _Phase.OPEN:
+            raise broken_rule("answer", stream.vbucket, f"{answer.command} was not asked")
+        if isinstance(answer, m.StreamAccepted):
+            self._learn_log(stream, FailoverLog(()), events)  # a log without entries looks so
+        else:
+            self._refused(answer, answer.status, _value(answer), events)
+
     def _learn_log(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         log = log.sanitised()
         if stream.phase is _Phase.ASKED_LOG:
             stream.served = log
+            if self._left_behind(stream, log, events):
+                return
             position, reason = agree(stream.tracker.position(), log)
-            if reason is None or self._roll_back(stream, position, reason, events):
-                self._request(stream)
+            if reason is None:
+                stream.tracker = PositionTracker(position)
+            elif not self._roll_back(stream, position, reason, events):
+                return
+            self._request(stream)
         elif stream.phase is not _Phase.CHECKING:
             raise broken_rule("answer", stream.vbucket, "a failover log that was not asked for")
         elif log == stream.served:
@@ -281,6 +299,8 @@ class ConsumerSession:
             self._ask_log(stream, _Phase.CHECKING)
             return
         log = log.sanitised()
+        if self._left_behind(stream, log, events):
+            return
         if stream.skip_until:
             # accepted at a boundary, but what was read beyond it may be of a lost branch
             position, reason = agree(stream.tracker.position(), log)
@@ -290,6 +310,18 @@ class ConsumerSession:
                 stream.skip_until = 0
         self._opened(stream, log, events)
 
+    def _left_behind(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> bool:
+        """Whether a reader that keeps to one branch is too late for it; its stream is closed."""
+        wanted = stream.tracker.vbuuid
+        if not stream.options.same_branch or not len(log) or log.newest.vbuuid == wanted:
+            return False
+        known = log.branch_end(wanted, NO_END) is not None
+        reason = RollbackReason.DIVERGED if known else RollbackReason.UNKNOWN_BRANCH
+        position = stream.tracker.position()
+        events.append(RolledBack(stream.vbucket, position.seqno, position, reason, refused=True))
+        self.close(stream.vbucket)
+        return True
+
     def _opened(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         stream.phase = _Phase.OPEN
         stream.flowing = True
@@ -298,6 +330,9 @@ class ConsumerSession:
 
     def _go_back(self, stream: _Conversation, seqno: int, events: list[Event]) -> None:
         """The producer wants the reader further back than the logs said."""
+        if not stream.tracker.seqno:
+            detail = "there is nothing before the beginning to go back to"
+            raise broken_rule("rollback", stream.vbucket, detail)
         position, reason = lowered(stream.tracker.position(), seqno)
         if self._roll_back(stream, position, reason, events):
             if position.seqno:
@@ -375,6 +410,9 @@ class ConsumerSession:
         vbucket = getattr(message, "vbucket", stream.vbucket)
         if vbucket not in (stream.vbucket, m.VBUCKET_NOT_CARRIED):
             raise broken_rule("vbucket", stream.vbucket, f"a message is of vbucket {vbucket}")
+        if not stream.flowing:
+            name = type(message).__name__
+            raise broken_rule("message", stream.vbucket, f"{name} came before the stream did")
         if isinstance(message, m.SnapshotMarker):
             self._marker(stream, message)
         elif isinstance(message, m.SnapshotStart):

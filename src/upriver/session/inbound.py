@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from ..errors import DecodeError
 from ..model import Op
 from ..wire import columns
 from ..wire import messages as m
@@ -118,18 +119,35 @@ class _Columns(_Buffered):
 
     def wrote(self, size: int) -> Iterator[Chunk]:
         self._filled += size
-        view = memoryview(self._buffer)[: self._filled]
-        decoded = columns.decode(view, collections=self._dialect.collections)
+        # once more after what was taken: a first byte may be wrong, and nothing may come behind it
+        while self._filled:
+            view = memoryview(self._buffer)[: self._filled]
+            decoded = columns.decode(view, collections=self._dialect.collections)
+            if not decoded.consumed:
+                return
+            chunk, problem = self._chunk(view, decoded)
+            self._drop(decoded.consumed)
+            yield chunk
+            if problem is not None:
+                raise problem
+
+    def _chunk(
+        self, view: memoryview, decoded: columns.Decoded
+    ) -> tuple[Chunk, DecodeError | None]:
+        """What was decoded, up to the first packet that breaks a rule."""
         others, counted, size_of_others = [], 0, 0
+        batch, problem = decoded.batch, None
         for rows_before, offset, length in decoded.controls:
             packet = bytes(view[offset : offset + length])
+            try:
+                others.append((rows_before, self._dialect.decode(packet)))
+            except DecodeError as broken:
+                batch, problem = batch.slice(0, rows_before), broken
+                break
             counted += counted_size(packet)
             size_of_others += length
-            others.append((rows_before, self._dialect.decode(packet)))
-        if decoded.consumed:
-            self._drop(decoded.consumed)
-            rows_counted = decoded.consumed - size_of_others
-            yield Chunk(decoded.batch, tuple(others), rows_counted, counted)
+        rows_counted = decoded.consumed - size_of_others
+        return Chunk(batch, tuple(others), rows_counted, counted), problem
 
 
 class _Messages(_Buffered):
@@ -146,18 +164,24 @@ class _Messages(_Buffered):
         others: list[tuple[int, m.Message]] = []
         rows_counted = others_counted = 0
         data = bytes(memoryview(self._buffer)[:size])
-        for packet in self._framer.feed(data):
-            message = self._dialect.decode(packet)
-            if isinstance(message, m.Mutation | m.Deletion):
-                if message.vbucket == m.VBUCKET_NOT_CARRIED:
-                    message = replace(message, vbucket=self._vbucket_of(message.opaque))
-                changes.append(message)
-                rows_counted += len(packet)
-            else:
-                others.append((len(changes), message))
-                others_counted += len(packet)
+        problem: DecodeError | None = None
+        try:
+            for packet in self._framer.feed(data):
+                message = self._dialect.decode(packet)
+                if isinstance(message, m.Mutation | m.Deletion):
+                    if message.vbucket == m.VBUCKET_NOT_CARRIED:
+                        message = replace(message, vbucket=self._vbucket_of(message.opaque))
+                    changes.append(message)
+                    rows_counted += len(packet)
+                else:
+                    others.append((len(changes), message))
+                    others_counted += len(packet)
+        except DecodeError as broken:
+            problem = broken
         if changes or others:
             yield Chunk(_as_batch(changes), tuple(others), rows_counted, others_counted)
+        if problem is not None:
+            raise problem
 
 
 def _as_batch(changes: list[m.Mutation | m.Deletion]) -> pa.RecordBatch:

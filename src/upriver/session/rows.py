@@ -32,7 +32,16 @@ def broken_rule(rule: str, vbucket: int | None, detail: str) -> StreamRuleBroken
 class Stream:
     """What the rows of one stream are held against."""
 
-    __slots__ = ("flowing", "opaque", "owes_ack", "seen", "skip_until", "tracker", "vbucket")
+    __slots__ = (
+        "announced",
+        "flowing",
+        "opaque",
+        "owes_ack",
+        "seen",
+        "skip_until",
+        "tracker",
+        "vbucket",
+    )
 
     def __init__(self, vbucket: int, opaque: int, tracker: PositionTracker) -> None:
         self.vbucket = vbucket
@@ -40,6 +49,8 @@ class Stream:
         self.tracker = tracker
         #: Whether the producer has accepted it, so that rows may come.
         self.flowing = False
+        #: Whether it has begun a snapshot; the one of an earlier connection does not count.
+        self.announced = False
         #: Rows up to here were handed out before, and come again.
         self.skip_until = 0
         #: The last seqno that came, handed out or not.
@@ -55,20 +66,26 @@ class Stream:
         if not self.skip_until and snapshot.start < seqno and snapshot.end <= seqno:
             detail = f"a marker {snapshot.start}..{snapshot.end} came after seqno {seqno}"
             raise broken_rule("marker order", self.vbucket, detail)
-        self.tracker.snapshot_began(snapshot)
+        self._announce(snapshot)
 
     def open_snapshot(self) -> None:
         """A snapshot begins whose end nobody says."""
-        self.tracker.snapshot_began(Snapshot(self.tracker.last_boundary, NO_END))
+        self._announce(Snapshot(self.tracker.last_boundary, NO_END))
 
-    def check_next(self, first: int, last: int) -> None:
-        """Whether rows from ``first`` to ``last`` may come now."""
+    def _announce(self, snapshot: Snapshot) -> None:
+        self.tracker.snapshot_began(snapshot)
+        self.announced = True
+
+    def check_next(self, seqno: int) -> None:
+        """Whether a row may come now."""
         snapshot = self.tracker.snapshot
-        if first <= self.tracker.seqno:
-            detail = f"seqno {first} came after {self.tracker.seqno}"
+        if not self.announced:
+            raise broken_rule("snapshot", self.vbucket, f"seqno {seqno} came before any marker")
+        if seqno <= self.tracker.seqno:
+            detail = f"seqno {seqno} came after {self.tracker.seqno}"
             raise broken_rule("seqno order", self.vbucket, detail)
-        if not self.flowing or not snapshot.start <= first <= last <= snapshot.end:
-            detail = f"seqnos {first} to {last} are not in {snapshot.start}..{snapshot.end}"
+        if not snapshot.start <= seqno <= snapshot.end:
+            detail = f"seqno {seqno} is not in {snapshot.start}..{snapshot.end}"
             raise broken_rule("snapshot", self.vbucket, detail)
 
 
@@ -124,7 +141,10 @@ class RowCheck:
 
     def advanced(self, stream: Stream, seqno: int) -> None:
         """The producer says that nothing up to ``seqno`` is for this reader."""
-        stream.check_next(seqno, seqno)
+        if seqno <= stream.skip_until:
+            stream.seen = seqno
+            return
+        stream.check_next(seqno)
         self._step(stream, seqno)
 
     def closed(self, stream: Stream) -> None:
@@ -163,16 +183,24 @@ class RowCheck:
         if self._vbuckets[start] != stream.vbucket:
             detail = f"a row is of vbucket {self._vbuckets[start]}"
             raise broken_rule("vbucket", stream.vbucket, detail)
-        last = int(self._seqnos[stop - 1])
-        stream.seen = last
+        stream.seen = int(self._seqnos[stop - 1])
         if self._seqnos[start] <= stream.skip_until:
-            again = int(np.searchsorted(self._seqnos[start:stop], stream.skip_until, "right"))
-            self._drop(start, start + again)
-            start += again
+            again = self._up_to(stream.skip_until, start, stop)
+            self._drop(start, again)
+            start = again
         if start < stop:
-            stream.check_next(int(self._seqnos[start]), last)
-            self._at = stop  # not before they are known to be good: a cut would hand them out
-            self._step(stream, last)
+            stream.check_next(int(self._seqnos[start]))
+            # only what is known to be good is behind us: a cut would hand it out
+            self._at = self._up_to(stream.tracker.snapshot.end, start, stop)
+            self._step(stream, int(self._seqnos[self._at - 1]))
+            if self._at < stop:
+                stream.check_next(int(self._seqnos[self._at]))
+
+    def _up_to(self, seqno: int, start: int, stop: int) -> int:
+        """The first row of a run that is above a seqno, or its end."""
+        if self._seqnos[stop - 1] <= seqno:
+            return stop
+        return start + int(np.searchsorted(self._seqnos[start:stop], np.uint64(seqno), "right"))
 
     def _step(self, stream: Stream, seqno: int) -> None:
         tracker = stream.tracker

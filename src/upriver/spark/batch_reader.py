@@ -1,0 +1,120 @@
+"""The batch read: planned like the first batch of a stream, each vbucket to a snapshot's end.
+
+The driver looks how far each vbucket is and splits them over tasks. A task reads at least that far
+and then to the end of the snapshot it is in, so that no key is missing because it moved on; with
+``endingOffsets`` it stops exactly there. After a failover in the middle a task fails, and its next
+attempt reads what there is then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from ..errors import ConfigError
+from ..model import FailoverLog, Snapshot, StreamOffset
+from ..session.position import Position
+from .admission import Limits
+from .driver import Driver
+from .filters import Wanted
+from .offsets import Offset
+from .options import ReadOptions
+from .planning import from_positions
+from .reading import partition, steps_between
+from .stream_reader import StepsPartition, task_count
+from .task import read_whole_snapshots
+
+__all__ = ["DcpBatchReader", "batch_reader"]
+
+#: Spark loads this module where it is allowed to push filters; a reader that takes them elsewhere
+#: is refused.
+_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class DcpBatchReader(DataSourceReader):
+    """Reads a bucket once."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._wanted = Wanted()
+
+    def partitions(self) -> Sequence[StepsPartition]:
+        driver = Driver(self._options)
+        try:
+            options = self._narrowed(driver)
+            if options is None:
+                return []
+            self._options = options
+            driver.narrow(options)
+            first = self._first(driver)
+            last = driver.next_offset(first, Limits(target=self._target(driver)))
+            groups = partition(steps_between(first, last), task_count(options, driver.nodes()))
+        finally:
+            driver.close()
+        return [StepsPartition(group) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StepsPartition)
+        return read_whole_snapshots(self._options, partition.steps, self._wanted)
+
+    # ---- what filters spare --------------------------------------------------------------
+
+    def _narrowed(self, driver: Driver) -> ReadOptions | None:
+        """The options with what filters say; None if nothing can be wanted."""
+        options, count = self._options, driver.identity().vbuckets
+        vbuckets = self._wanted.chosen_vbuckets(count)
+        if options.vbuckets is not None:
+            beyond = sorted(vbucket for vbucket in options.vbuckets if vbucket >= count)
+            if beyond:
+                raise ConfigError(f"vbuckets: the bucket has 0 to {count - 1}, not {beyond[0]}")
+            vbuckets &= options.vbuckets
+        if not vbuckets:
+            return None
+        if self._wanted.names_collections and not options.scope:
+            names = self._wanted.chosen_collections(driver.collections(), options.collections)
+            if not names:
+                return None
+            options = replace(options, collections=names)
+        return replace(options, vbuckets=vbuckets)
+
+    def _first(self, driver: Driver) -> Offset:
+        """Where the batch begins: as asked, or where filters let it."""
+        if self._options.starting != "earliest" or not self._wanted.after:
+            return driver.first_offset()
+        after = self._wanted.after
+        positions = {
+            vbucket: Position(
+                StreamOffset(sight.vbuuid, after, Snapshot(after, after)),
+                FailoverLog.of((sight.vbuuid, 0)),
+            )
+            for vbucket, sight in driver.look().items()
+            if sight.purge_seqno <= after < sight.high_seqno
+        }
+        return from_positions(driver.identity(), positions)
+
+    def _target(self, driver: Driver) -> dict[int, int]:
+        """How far each vbucket is read at least."""
+        highs = driver.target()
+        ending = self._options.ending
+        until = {vb: min(high, self._wanted.until) for vb, high in highs.items()}
+        if ending is None:
+            return until
+        return {vb: min(end, until[vb]) for vb, end in ending.items() if vb in until}
+
+
+class _FilteringReader(DcpBatchReader):
+    """The same where Spark pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._wanted = Wanted.of(filters)
+        return filters
+
+
+def batch_reader(options: ReadOptions) -> DcpBatchReader:
+    kind = _FilteringReader if _PUSHDOWN in sys.modules else DcpBatchReader
+    return kind(options)

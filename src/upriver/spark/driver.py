@@ -1,0 +1,228 @@
+"""What the driver of a streaming query does: looks at the bucket and plans the next batch.
+
+It holds connections and knows the rules of `planning`; it reads no changes, but for a few to
+learn how large they are. Spark is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from ..consumer.client import Consumer
+from ..consumer.collections import Collections
+from ..consumer.settings import ConsumerSettings
+from ..consumer.survey import Sight, Survey
+from ..errors import ConfigError, ConnectionFailed, UpriverError
+from ..model import FailoverLog
+from .admission import Limits
+from .offsets import Offset, SourceIdentity
+from .options import ReadOptions
+from .planning import VBucketFacts, from_beginning, from_latest, from_positions, plan
+
+__all__ = ["Driver"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks while nothing happens.
+_POLL: Final = 0.02
+#: Seconds between two looks at vbuckets that seem to stand still: after a failover a vbucket can
+#: come to the very seqno that it had before.
+_SWEEP: Final = 5.0
+#: How often a history is asked for again while it changes under our eyes.
+_MOST_LOOKS: Final = 20
+#: How many changes are read to learn their size, and for how many seconds that is believed.
+_SAMPLE_ROWS: Final = 256
+_SAMPLE_SECONDS: Final = 60.0
+#: What a change is taken for that nobody could read: a key, some metadata and a small document.
+_USUAL_ROW: Final = 512.0
+
+
+class Driver:
+    """Plans batches of one source."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._survey = Survey(
+            options.source,
+            options.access,
+            timeout=options.request_timeout,
+            patience=options.retry_timeout,
+        )
+        self._swept_at = -_SWEEP
+        self._row_size = _USUAL_ROW
+        self._sampled_at = -_SAMPLE_SECONDS
+        #: How far the bucket was at the last look.
+        self.highs: dict[int, int] = {}
+
+    def close(self) -> None:
+        self._survey.close()
+
+    def identity(self) -> SourceIdentity:
+        """Which history of changes this is."""
+        found = self._survey.map()
+        return SourceIdentity(found.bucket, found.bucket_uuid, len(found.vbuckets))
+
+    def nodes(self) -> int:
+        return len(self._survey.map().nodes)
+
+    def narrow(self, options: ReadOptions) -> None:
+        """Looks at less from now on."""
+        self._options = options
+
+    def collections(self) -> Collections:
+        return self._survey.collections()
+
+    def look(self) -> dict[int, Sight]:
+        """Every vbucket that is wanted, as it is now."""
+        return self._survey.look(self._wanted(range(self.identity().vbuckets)))
+
+    # ---- offsets -------------------------------------------------------------------------
+
+    def offset_of(self, stored: object) -> Offset | None:
+        """The offset that Spark gives back; None if nothing was decided yet."""
+        return Offset.of_dict(stored, self.identity())
+
+    def first_offset(self) -> Offset:
+        """Where a new query begins."""
+        source, starting = self.identity(), self._options.starting
+        if starting == "earliest":
+            return from_beginning(source)
+        if starting == "latest":
+            return from_latest(source, self._facts(from_beginning(source), self.look()))
+        starting.require_same_bucket(
+            bucket=source.bucket, bucket_uuid=source.bucket_uuid, vbuckets=source.vbuckets
+        )
+        return from_positions(source, starting.positions)
+
+    def next_offset(self, previous: Offset, limits: Limits, *, patience: float = 0.0) -> Offset:
+        """Where the next batch ends; equal to ``previous`` if nothing happens for a while."""
+        deadline = time.monotonic() + patience
+        while True:
+            facts = self._facts(previous, self._moved(previous))
+            if facts:
+                if limits.bytes is not None:
+                    self._learn_row_size(previous, facts)
+                    limits = Limits(limits.rows, limits.bytes, self._row_size, limits.target)
+                planned = plan(previous, facts, limits)
+                if planned != previous:
+                    self._refuse_losses(previous, planned, facts)
+                    return planned
+            if time.monotonic() >= deadline:
+                return previous
+            time.sleep(_POLL)
+
+    def target(self) -> dict[int, int]:
+        """What "available now" means now."""
+        self.highs = self._survey.high_seqnos()
+        return dict(self.highs)
+
+    def newest_branches(self, end: Offset) -> dict[int, int]:
+        """The branches that are served now, for a batch that is read again after a crash."""
+        return {vb: sight.vbuuid for vb, sight in self._survey.look(list(end.progress)).items()}
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    def _wanted(self, vbuckets: Iterable[int]) -> list[int]:
+        chosen = self._options.vbuckets
+        return [vb for vb in vbuckets if chosen is None or vb in chosen]
+
+    def _moved(self, previous: Offset) -> dict[int, Sight]:
+        """Those vbuckets that may have something new."""
+        self.highs = self._survey.high_seqnos()
+        vbuckets = self._wanted(self.highs)
+        now = time.monotonic()
+        if now - self._swept_at < _SWEEP:
+            vbuckets = [vb for vb in vbuckets if self.highs[vb] != previous.at(vb).seqno]
+        else:
+            self._swept_at = now
+        return self._survey.look(vbuckets) if vbuckets else {}
+
+    def _facts(self, previous: Offset, sights: dict[int, Sight]) -> dict[int, VBucketFacts]:
+        facts: dict[int, VBucketFacts] = {}
+        unknown: dict[int, Sight] = {}
+        for vbucket, sight in sights.items():
+            at = previous.at(vbucket)
+            if len(at.log) and at.vbuuid == sight.vbuuid:
+                start = at.request.seqno
+                facts[vbucket] = VBucketFacts(
+                    sight.high_seqno, at.log, refused=0 < start < sight.purge_seqno
+                )
+            elif not len(at.log) and not sight.high_seqno:
+                continue  # there is nothing in it yet
+            else:
+                unknown[vbucket] = sight
+        for vbucket, (sight, log) in self._with_logs(unknown).items():
+            facts[vbucket] = VBucketFacts(sight.high_seqno, log)
+        return facts
+
+    def _with_logs(self, sights: dict[int, Sight]) -> dict[int, tuple[Sight, FailoverLog]]:
+        """Seqnos with the histories that they belong to."""
+        found: dict[int, tuple[Sight, FailoverLog]] = {}
+        for _ in range(_MOST_LOOKS):
+            if not sights:
+                break
+            logs = self._survey.failover_logs(list(sights))
+            again = self._survey.look(list(logs)) if logs else {}
+            for vbucket, log in logs.items():
+                sight = again.get(vbucket)
+                if sight is not None and sight.vbuuid == log.newest.vbuuid:
+                    found[vbucket] = sight, log
+            sights = {vb: sight for vb, sight in sights.items() if vb in logs and vb not in found}
+        return found
+
+    def _refuse_losses(
+        self, previous: Offset, planned: Offset, facts: dict[int, VBucketFacts]
+    ) -> None:
+        """Fails where the user would rather hear of a rollback than see its row.
+
+        The tokens in capitals survive Spark, which keeps only the text of an error.
+        """
+        for vbucket, progress in planned.progress.items():
+            if not progress.rolled_back or progress == previous.at(vbucket):
+                continue
+            to = progress.start
+            if self._options.fail_on_rollback:
+                raise UpriverError(
+                    f"DCP-ROLLBACK vb={vbucket} from={previous.at(vbucket).seqno} to={to}: the "
+                    "server's history has changed; with onRollback=emit a row would tell so"
+                )
+            known = {entry.vbuuid for entry in facts[vbucket].failover_log}
+            lost = facts[vbucket].refused or previous.at(vbucket).vbuuid not in known
+            if self._options.fail_on_data_loss and lost and to == 0:
+                why = "was purged" if facts[vbucket].refused else "is of an unknown branch"
+                raise UpriverError(
+                    f"DCP-DATA-LOSS vb={vbucket} from={previous.at(vbucket).seqno}: what follows "
+                    f"{why}; with failOnDataLoss=false the vbucket would be read again from 0"
+                )
+
+    # ---- sizes ---------------------------------------------------------------------------
+
+    def _learn_row_size(self, previous: Offset, facts: dict[int, VBucketFacts]) -> None:
+        """Reads a few changes that wait, because only bytes say how large changes are."""
+        if time.monotonic() - self._sampled_at < _SAMPLE_SECONDS:
+            return
+        waiting = {vb: fact.high_seqno - previous.at(vb).seqno for vb, fact in facts.items()}
+        vbucket = max(waiting, key=lambda vb: waiting[vb], default=None)
+        if vbucket is None or waiting[vbucket] <= 0:
+            return
+        self._sampled_at = time.monotonic()
+        settings = ConsumerSettings(
+            vbuckets=frozenset({vbucket}), end="now", values=self._options.rows.values
+        )
+        rows = size = 0
+        try:
+            with Consumer(
+                self._options.source, access=self._options.access, settings=settings
+            ) as consumer:
+                for batch in consumer.batches():
+                    rows += batch.num_rows
+                    size += batch.nbytes
+                    if rows >= _SAMPLE_ROWS:
+                        break
+        except (ConnectionFailed, ConfigError) as problem:
+            _log.warning("the size of changes is not known: %s", problem)
+        if rows:
+            self._row_size = size / rows

@@ -1,0 +1,138 @@
+"""The streaming read as Spark drives it: offsets out, partitions out, rows out.
+
+Spark makes three of these: one in a process beside the driver, which lives as long as the query and
+plans; one that is pickled; and one in every task, which reads. Only plain options are pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from .admission import Limits
+from .driver import Driver
+from .options import ReadOptions
+from .reading import ReadStep, partition, steps_between
+from .task import read_steps
+
+__all__ = ["DcpStreamReader", "StepsPartition", "task_count"]
+
+
+class StepsPartition(InputPartition):
+    """The work of one task."""
+
+    def __init__(self, steps: Sequence[ReadStep]) -> None:
+        super().__init__(None)
+        self.steps = tuple(steps)
+
+
+def task_count(options: ReadOptions, nodes: int) -> int:
+    """How many tasks a batch has at most: as asked, or as many as can be busy."""
+    most = options.num_partitions or max(2 * nodes, os.cpu_count() or 1)
+    return max(most, options.min_partitions or 1)
+
+
+class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the changes of a bucket, batch after batch."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._driver: Driver | None = None
+        self._target: dict[int, int] | None = None
+        #: The end of the batch that was planned last, which is not replayed.
+        self._planned: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_driver": None, "_target": None, "_planned": None}
+
+    @property
+    def _at_work(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self._options)
+            if threading.current_thread() is threading.main_thread():
+                # Spark ends this process so, and does not call stop
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        return self._driver
+
+    # ---- planning ------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Nothing is decided yet: Spark asks twice and keeps neither answer.
+
+        The first offset is decided by the first plan, whose empty batch puts it into the log.
+        """
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        driver = self._at_work
+        previous = driver.offset_of(start)
+        if previous is None:
+            return driver.first_offset().to_dict()
+        patience = 0.0 if self._target is not None else self._options.long_poll
+        planned = driver.next_offset(previous, self._limits(limit), patience=patience)
+        # what is equal must be the same text, and it is if it is the same object
+        self._planned = start if planned == previous else planned.to_dict()
+        return self._planned
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        everything = isinstance(limit, ReadAllAvailable)
+        return Limits(
+            rows=None if everything else self._options.max_offsets_per_trigger,
+            bytes=None if everything else self._options.max_bytes_per_trigger,
+            target=self._target,
+        )
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = self._at_work.target()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """How far the bucket is, for the query's progress."""
+        highs = self._at_work.highs
+        return {"vbuckets": len(highs), "seqnos": sum(highs.values())} if highs else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[StepsPartition]:
+        driver = self._at_work
+        first, last = driver.offset_of(start), driver.offset_of(end)
+        if first is None or last is None:
+            return []
+        branches = None if end == self._planned else driver.newest_branches(last)
+        steps = steps_between(first, last, branches)
+        groups = partition(steps, task_count(self._options, driver.nodes()))
+        return [StepsPartition(group) for group in groups]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: what a server keeps does not depend on its readers."""
+
+    def stop(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StepsPartition)
+        return read_steps(self._options, partition.steps)

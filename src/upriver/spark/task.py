@@ -1,0 +1,201 @@
+"""What a task does: reads its steps and turns what comes into rows.
+
+A task has one consumer for all its vbuckets. A cut connection is mended inside of it; a vbucket
+whose history has left the branch that was planned is read no further (`reading.judge`), and one
+that is served by a node that has not heard of that branch yet is looked for again. Rows are made
+by `rows`; Spark is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..consumer.client import Consumer
+from ..consumer.settings import ConsumerSettings, RollbackPolicy
+from ..consumer.survey import Survey
+from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
+from ..model import FailoverLog
+from ..session.events import RollbackReason, RolledBack, Rows, StreamOpened
+from ..session.position import Position
+from .filters import Wanted
+from .options import ReadOptions
+from .reading import ReadStep
+from .rows import RowBuilder
+
+__all__ = ["read_steps", "read_whole_snapshots"]
+
+_VBUCKETS: Final = 1 << 16
+#: Seconds between two attempts to find a node that knows a branch.
+_PAUSE: Final = 0.2
+
+
+def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
+    """The settings of a consumer that reads for Spark."""
+    return ConsumerSettings(
+        collections=options.collections,
+        scope=options.scope,
+        values=options.rows.values,
+        xattrs=options.rows.xattrs,
+        compression=options.compression,
+        decompress=False,  # rows unpack what they are asked to
+        buffer=options.buffer,
+        connect_timeout=options.connect_timeout,
+        answer_timeout=options.request_timeout,
+        wait_at_start=options.retry_timeout,
+        give_up_after=options.retry_timeout,
+        **chosen,  # type: ignore[arg-type]
+    )
+
+
+def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.RecordBatch]:
+    """The rows of some steps of a batch."""
+    names = _CollectionNames()
+    builder = _builder(options, steps, names)
+    rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
+    if rollbacks:
+        yield builder.rollbacks(rollbacks)
+    wanted = {step.vbucket: step for step in steps if step.has_range}
+    positions = {vb: _position(step) for vb, step in wanted.items()}
+    deadline = time.monotonic() + options.retry_timeout
+    while positions:
+        attempt = _Attempt(options, wanted, positions, names)
+        for batch in attempt.batches():
+            yield from builder.changes(batch)
+        positions = attempt.not_found
+        if positions:
+            vbucket = next(iter(positions))
+            if time.monotonic() >= deadline:
+                raise UpriverError(
+                    f"DCP-UNKNOWN-BRANCH vb={vbucket}: no node has the branch "
+                    f"{wanted[vbucket].offset.vbuuid:#x} that the batch was planned for"
+                )
+            time.sleep(_PAUSE)
+
+
+def read_whole_snapshots(
+    options: ReadOptions, steps: Sequence[ReadStep], wanted: Wanted
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a batch read: everything up to now, or exactly what was asked for."""
+    names = _CollectionNames()
+    builder = _builder(options, steps, names)
+    rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
+    if rollbacks:
+        yield builder.rollbacks(rollbacks)
+    positions = {step.vbucket: _position(step) for step in steps if step.has_range}
+    if not positions:
+        return
+    exact = options.ending is not None
+    ends = {step.vbucket: step.end for step in steps}
+    with Survey(
+        options.source,
+        options.access,
+        timeout=options.request_timeout,
+        patience=options.retry_timeout,
+    ) as survey:
+        # after a failover there may be less than was planned, and a stream would wait for it
+        highs = survey.high_seqnos()
+    until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
+    settings = _settings(options, start=positions, end=until, on_rollback=RollbackPolicy.FAIL)
+    with Consumer(options.source, access=options.access, settings=settings) as consumer:
+        names.consumer = consumer
+        for event in consumer.events():
+            if isinstance(event, StreamOpened):
+                builder.on_branch(event.vbucket, event.log.newest.vbuuid)
+            elif isinstance(event, Rows):
+                batch = _up_to(event.batch, _as_array(until)) if exact else event.batch
+                yield from builder.changes(wanted.rows(batch))
+
+
+def _position(step: ReadStep) -> Position:
+    return Position(step.offset, FailoverLog.of((step.offset.vbuuid, 0)))
+
+
+class _CollectionNames:
+    """What collections are called, as the consumer of the moment knows them."""
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | None = None
+
+    def __call__(self, number: int) -> tuple[str, str]:
+        if self.consumer is None:
+            raise LookupError(number)
+        try:
+            return self.consumer.collections.names(number)
+        except RemoteProtocolError:
+            raise LookupError(number) from None
+
+
+class _Attempt:
+    """One consumer's work on the steps, or on what is left of them."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        steps: dict[int, ReadStep],
+        positions: dict[int, Position],
+        names: _CollectionNames,
+    ) -> None:
+        self._options = options
+        self._steps = steps
+        self._positions = positions
+        self._names = names
+        #: Where reading must go on, on a node that knows the branch.
+        self.not_found: dict[int, Position] = {}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        settings = _settings(
+            self._options,
+            start=self._positions,
+            end={vb: self._steps[vb].end for vb in self._positions},
+            on_rollback=RollbackPolicy.STOP,
+        )
+        ends = _as_array({vb: self._steps[vb].end for vb in self._positions})
+        source, access = self._options.source, self._options.access
+        with Consumer(source, access=access, settings=settings) as consumer:
+            self._names.consumer = consumer
+            for event in consumer.events():
+                if isinstance(event, Rows):
+                    yield _up_to(event.batch, ends)
+                elif isinstance(event, RolledBack):
+                    self._left(event)
+
+    def _left(self, event: RolledBack) -> None:
+        """A vbucket is not to be read any further here."""
+        step = self._steps[event.vbucket]
+        if event.reason is RollbackReason.UNKNOWN_BRANCH:
+            self.not_found[event.vbucket] = event.to
+        elif event.reason is not RollbackReason.DIVERGED and event.from_seqno != step.start:
+            # the first request was granted and this one is not, which the next plan cannot see
+            raise RollbackRequired(
+                vbucket=event.vbucket, seqno=step.start, reason=event.reason.value
+            )
+
+
+def _builder(
+    options: ReadOptions, steps: Sequence[ReadStep], names: _CollectionNames
+) -> RowBuilder:
+    return RowBuilder(
+        options.rows,
+        branches={step.vbucket: step.branch for step in steps},
+        vbuuids={step.vbucket: step.offset.vbuuid for step in steps},
+        names=names,
+    )
+
+
+def _as_array(seqnos: Mapping[int, int]) -> npt.NDArray[np.uint64]:
+    by_vbucket = np.zeros(_VBUCKETS, np.uint64)
+    for vbucket, seqno in seqnos.items():
+        by_vbucket[vbucket] = seqno
+    return by_vbucket
+
+
+def _up_to(batch: pa.RecordBatch, ends: npt.NDArray[np.uint64]) -> pa.RecordBatch:
+    """The rows that belong to their steps: snapshots go on beyond."""
+    within = batch.column("seqno").to_numpy() <= ends[batch.column("vbucket").to_numpy()]
+    return batch if within.all() else batch.filter(pa.array(within))

@@ -1,0 +1,35 @@
+"""One Spark for all tests of the room: starting it costs more than any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from upriver.spark import session as sessions
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session as users get it, on two cores, tuned for a short life."""
+    home: Path = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"):
+            patch.delenv(name, raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+        session = sessions.start(
+            "tests",
+            master="local[2]",
+            config={
+                # short runs never win back what the second compiler costs
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+                "spark.driver.memory": "1g",
+                "spark.sql.warehouse.dir": str(home / "warehouse"),
+                "spark.sql.session.timeZone": "UTC",
+                "spark.log.level": "ERROR",
+            },
+        )
+        yield session
+        session.stop()

@@ -1,0 +1,432 @@
+"""Random histories of a bucket that is read in micro-batches, and the table folded from the rows.
+
+The producer is a model that decides as the protocol says (`model.rollback_point`) and forgets, as
+real ones do, every version of a key but the newest. Everything that can happen between two lines
+of the driver or of a task happens at random: writes, deletions, failovers to replicas that were
+behind or in the middle of a snapshot, purges, cut streams, answers of a server that has not heard
+of the failover yet, tasks that are tried again, drivers that crash and replay. The code under test
+is the project's own: offsets (through their JSON text), planning, admission, steps and verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
+from upriver.session.position import Position, PositionTracker
+from upriver.spark.admission import Limits
+from upriver.spark.offsets import Offset, SourceIdentity
+from upriver.spark.planning import VBucketFacts, from_beginning, from_latest, from_positions, plan
+from upriver.spark.reading import ReadStep, Verdict, judge, partition, steps_between
+
+Plan = Callable[[Offset, Mapping[int, VBucketFacts], Limits], Offset]
+Judge = Callable[..., Verdict]
+Documents = dict[tuple[int, str], int]
+
+
+class Row(NamedTuple):
+    """A row of the source. ``value`` is None for a deletion; ``key`` is None for a rollback."""
+
+    vbucket: int
+    branch: int
+    seqno: int
+    key: str | None = None
+    value: int | None = None
+
+
+def fold(rows: Iterable[Row]) -> Documents:
+    """The documents that rows amount to, in any order of rows.
+
+    A row is dead if a rollback row of its vbucket has a higher branch and a seqno below the row's.
+    Of the others the newest (branch, seqno) of a key counts.
+    """
+    rows = list(rows)
+    rollbacks: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        if row.key is None:
+            rollbacks.setdefault(row.vbucket, []).append((row.branch, row.seqno))
+    newest: dict[tuple[int, str], tuple[int, int, int | None]] = {}
+    for vbucket, branch, seqno, key, value in rows:
+        if key is None:
+            continue
+        for later, point in rollbacks.get(vbucket, ()):
+            if later > branch and point < seqno:
+                break
+        else:
+            held = newest.get((vbucket, key))
+            if held is None or (branch, seqno) > held[:2]:
+                newest[vbucket, key] = (branch, seqno, value)
+    return {name: value for name, (_, _, value) in newest.items() if value is not None}
+
+
+class VBucket:
+    """One vbucket of the producer."""
+
+    def __init__(self, vbuuid: int) -> None:
+        self.history: list[tuple[int, str, int | None]] = []
+        self.newest: dict[str, tuple[int, int | None]] = {}
+        self.log = FailoverLog.of((vbuuid, 0))
+        self.high = 0
+        self.purge_seqno = 0
+        #: What the last active server still has, if it has not heard of the failover.
+        self.forgotten: VBucket | None = None
+
+    @property
+    def vbuuid(self) -> int:
+        return self.log.newest.vbuuid
+
+    def write(self, key: str, value: int | None) -> None:
+        self.high += 1
+        self.history.append((self.high, key, value))
+        self.newest[key] = (self.high, value)
+
+    def fail_over(self, vbuuid: int, seqno: int, received: int, purge_upto: int) -> None:
+        """A replica takes over that had all up to ``seqno``, and some of a newer snapshot."""
+        old = VBucket(0)
+        old.history, old.newest, old.log = self.history, self.newest, self.log
+        old.high, old.purge_seqno = self.high, self.purge_seqno
+        partly = sorted((s, k, v) for k, (s, v) in self.newest.items() if seqno < s <= received)
+        self.history = [change for change in self.history if change[0] <= seqno] + partly
+        self.newest = {key: (at, value) for at, key, value in self.history}
+        self.high = partly[-1][0] if partly else seqno
+        self.log = self.log.branch(vbuuid, seqno)
+        self.purge_seqno = 0
+        self.purge(purge_upto)
+        self.forgotten = old
+
+    def purge(self, upto: int) -> None:
+        gone = {k: s for k, (s, value) in self.newest.items() if value is None and s <= upto}
+        for key in gone:
+            del self.newest[key]
+        self.purge_seqno = max(self.purge_seqno, *gone.values(), 0)
+
+    def grants(self, offset: StreamOffset, reader_purge_seqno: int) -> bool:
+        point = rollback_point(
+            self.log,
+            offset,
+            high_seqno=self.high,
+            purge_seqno=self.purge_seqno,
+            reader_purge_seqno=reader_purge_seqno,
+        )
+        return point is None and offset.seqno <= self.high
+
+    def read(self, after: int) -> list[tuple[int, str, int | None]]:
+        """Only the newest version of a key exists."""
+        return sorted((s, k, v) for k, (s, v) in self.newest.items() if s > after)
+
+
+@dataclass(frozen=True)
+class World:
+    """What may happen, and the rule that is tried. Defaults: everything, and the project's rule."""
+
+    plan: Plan = plan
+    judge: Judge = judge
+    #: Whether anything but a commit happens between a plan and the end of its batch.
+    busy_reading: bool = True
+    purges: bool = True
+    #: Whether the failover log is asked for before the seqno, and not again after it.
+    hasty_facts: bool = False
+
+
+class TaskFailed(Exception):
+    """A task cannot go on, or no server knows the branch that was planned."""
+
+
+class WrongTable(AssertionError):
+    """The table differs from the documents although everything was read."""
+
+
+class Simulation:
+    """One random history."""
+
+    def __init__(self, seed: int, world: World) -> None:
+        self.random = random.Random(seed)
+        self.world = world
+        self.next_vbuuid = 0xA0
+        self.written = 0
+        self.rows: list[Row] = []
+        count = self.random.choice((1, 2, 3))
+        self.source = SourceIdentity("bucket", "b0", count)
+        self.vbuckets = [VBucket(self.new_vbuuid()) for _ in range(count)]
+        self.keys = [f"k{n}" for n in range(self.random.choice((2, 4, 9)))]
+        self.heeds_purge_seqno = self.random.random() < 0.5
+        self.tells_purge_seqno = self.heeds_purge_seqno and self.random.random() < 0.7
+        self.starts_at_latest = False
+        #: What happened, to know that everything does.
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> None:
+        for _ in range(self.random.randrange(4)):
+            self.anything(12)
+        if self.world.purges and self.random.random() < 0.4:
+            for vbucket in self.vbuckets:
+                vbucket.purge(vbucket.high)
+        at = self.stored(self.first_offset())
+        for _ in range(self.random.randrange(3, 14)):
+            self.anything(8)
+            at = self.batch(at, quiet=False)
+        for _ in range(20):
+            before = at
+            at = self.batch(at, quiet=True)
+            if at == before:
+                break
+        else:
+            raise WrongTable("a quiet bucket is never read up")
+        self.compare(at)
+
+    # ---- the world -----------------------------------------------------------------------
+
+    def new_vbuuid(self) -> int:
+        self.next_vbuuid += 1
+        return self.next_vbuuid
+
+    def anything(self, most: int) -> None:
+        """Time passes."""
+        rnd = self.random.random
+        for vbucket in self.vbuckets:
+            if rnd() < 0.6:
+                for _ in range(int(rnd() * most)):
+                    self.written += 1
+                    value = None if rnd() < 0.25 else self.written
+                    vbucket.write(self.keys[int(rnd() * len(self.keys))], value)
+            if self.world.purges and rnd() < 0.08:
+                vbucket.purge(self.random.randint(0, vbucket.high))
+            if vbucket.high and rnd() < 0.12:
+                lost = int(rnd() * self.random.choice((1, 4, 12)))
+                seqno = max(0, vbucket.high - lost)
+                received = vbucket.high - int(rnd() * lost) if rnd() < 0.4 else seqno
+                purged = int(rnd() * seqno) if self.world.purges and rnd() < 0.3 else 0
+                vbucket.fail_over(self.new_vbuuid(), seqno, received, purged)
+            if rnd() < 0.3:
+                vbucket.forgotten = None
+
+    def meanwhile(self) -> None:
+        if self.world.busy_reading and self.random.random() < 0.25:
+            self.anything(5)
+
+    # ---- the driver ----------------------------------------------------------------------
+
+    def first_offset(self) -> Offset:
+        choice = self.random.random()
+        if choice < 0.2:
+            self.starts_at_latest = True
+            return from_latest(self.source, self.facts(from_beginning(self.source)))
+        if choice < 0.4:
+            return from_positions(self.source, self.positions_of_a_consumer())
+        return from_beginning(self.source)
+
+    def positions_of_a_consumer(self) -> dict[int, Position]:
+        """Somebody has read part of the bucket and hands over; what it read is in the table."""
+        positions = {}
+        for number, vbucket in enumerate(self.vbuckets):
+            tracker = PositionTracker()
+            for _ in range(self.random.randrange(1, 4)):
+                if not vbucket.grants(tracker.position().offset, 0):
+                    break
+                changes = vbucket.read(tracker.seqno)
+                tracker.follow(vbucket.log)
+                if changes:
+                    tracker.snapshot_began(Snapshot(changes[0][0], changes[-1][0]))
+                if self.random.random() < 0.4:
+                    changes = changes[: self.random.randrange(len(changes) + 1)]
+                for seqno, key, value in changes:
+                    tracker.advanced(seqno)
+                    self.rows.append(Row(number, 0, seqno, key, value))
+                for _ in range(self.random.randrange(4)):
+                    self.written += 1
+                    vbucket.write(self.random.choice(self.keys), self.written)
+            positions[number] = tracker.position()
+        self.anything(6)
+        return positions
+
+    def facts(self, at: Offset, *, all_of_them: bool = True) -> dict[int, VBucketFacts]:
+        found = {}
+        for number, vbucket in enumerate(self.vbuckets):
+            if not all_of_them and self.random.random() < 0.1:
+                continue
+            log = vbucket.log
+            if self.world.hasty_facts:
+                self.meanwhile()
+            progress = at.at(number)
+            refused = not vbucket.grants(progress.request, self.heeded(progress.purge_seqno))
+            found[number] = VBucketFacts(
+                high_seqno=vbucket.high,
+                failover_log=log,
+                purge_seqno=vbucket.purge_seqno if self.tells_purge_seqno else None,
+                refused=refused
+                and not self.tells_purge_seqno
+                and progress.vbuuid == log.newest.vbuuid,
+            )
+        return found
+
+    def heeded(self, purge_seqno: int) -> int:
+        return purge_seqno if self.heeds_purge_seqno else 0
+
+    def limits(self) -> Limits:
+        rnd = self.random.random
+        return Limits(
+            rows=self.random.randint(1, 12) if rnd() < 0.5 else None,
+            bytes=self.random.randint(100, 1000) if rnd() < 0.2 else None,
+            bytes_per_row=100,
+            target={n: v.high - int(rnd() * 3) for n, v in enumerate(self.vbuckets)}
+            if rnd() < 0.1
+            else None,
+        )
+
+    def stored(self, offset: Offset) -> Offset:
+        text = json.dumps(offset.to_dict())
+        found = Offset.of_dict(json.loads(text), self.source)
+        assert found == offset
+        return found
+
+    def batch(self, at: Offset, *, quiet: bool) -> Offset:
+        """Plans, reads and commits once; crashes on the way are survived."""
+        planned = self.world.plan(
+            at,
+            self.facts(at, all_of_them=quiet),
+            Limits() if quiet else self.limits(),
+        )
+        if planned is at or planned == at:
+            return at
+        if not quiet:
+            self.meanwhile()
+            if self.random.random() < 0.03:
+                return at  # the driver dies before the plan is stored
+        end = self.stored(planned)
+        rows = self.rows_of_batch(at, end, quiet=quiet, replay=False)
+        while rows is None or (not quiet and self.random.random() < 0.15):
+            self.seen["replay"] += 1
+            self.meanwhile()  # the driver dies; the batch is replayed from its offsets
+            rows = self.rows_of_batch(at, end, quiet=quiet, replay=True)
+        self.rows += rows
+        if not quiet and self.random.random() < 0.05:
+            # the driver dies after the commit: the sink has this batch already and takes no other
+            self.rows_of_batch(at, end, quiet=False, replay=True)
+        self.seen["rollback"] += sum(row.key is None and row.seqno > 0 for row in rows)
+        self.seen["rollback to 0"] += sum(row.key is None and row.seqno == 0 for row in rows)
+        self.is_caught_up(end)
+        return end
+
+    # ---- the tasks -----------------------------------------------------------------------
+
+    def rows_of_batch(
+        self, at: Offset, end: Offset, *, quiet: bool, replay: bool
+    ) -> list[Row] | None:
+        """The rows of one attempt at a batch; None if a task failed."""
+        branches = {n: vbucket.vbuuid for n, vbucket in enumerate(self.vbuckets)}
+        rows: list[Row] = []
+        try:
+            for group in partition(steps_between(at, end, branches if replay else None), 2):
+                if not quiet and self.random.random() < 0.05:
+                    for step in group[: self.random.randrange(len(group)) + 1]:
+                        self.read(step, [], quiet=False)  # an attempt that dies
+                for step in group:
+                    self.read(step, rows, quiet=quiet)
+        except TaskFailed:
+            return None
+        return rows
+
+    def read(self, step: ReadStep, rows: list[Row], *, quiet: bool) -> None:
+        if step.rolls_back:
+            rows.append(Row(step.vbucket, step.branch, step.start))
+        offset = step.offset
+        while offset.seqno < step.end:
+            if not quiet:
+                self.meanwhile()
+            server = self.vbuckets[step.vbucket]
+            if server.forgotten is not None and not quiet and self.random.random() < 0.3:
+                server = server.forgotten
+            granted = server.grants(offset, self.heeded(step.purge_seqno))
+            verdict = self.world.judge(step, offset, server.log, granted=granted)
+            self.seen[verdict.name] += 1
+            if verdict is Verdict.START_OVER:
+                raise TaskFailed
+            if verdict is Verdict.RETRY:
+                if server is self.vbuckets[step.vbucket]:
+                    self.seen["branch forgotten"] += 1
+                    raise TaskFailed
+                self.vbuckets[step.vbucket].forgotten = None
+                continue
+            if verdict is Verdict.SKIP:
+                return
+            changes = server.read(offset.seqno)
+            snapshot = Snapshot(offset.seqno, server.high)
+            cut = len(changes)
+            if not quiet and self.random.random() < 0.3:
+                cut = self.random.randrange(cut + 1)
+            self.take(step, changes[:cut], rows)
+            if cut == len(changes):
+                return
+            for _ in range(3):
+                self.meanwhile()
+            if self.random.random() < 0.3:  # what was on its way still arrives
+                self.take(step, changes[cut:], rows)
+                return
+            if cut:
+                offset = StreamOffset(step.offset.vbuuid, changes[cut - 1][0], snapshot)
+
+    @staticmethod
+    def take(
+        step: ReadStep, changes: Iterable[tuple[int, str, int | None]], rows: list[Row]
+    ) -> None:
+        rows += [
+            Row(step.vbucket, step.branch, seqno, key, value)
+            for seqno, key, value in changes
+            if step.wants(seqno)
+        ]
+
+    # ---- the verdict ---------------------------------------------------------------------
+
+    def is_caught_up(self, at: Offset) -> bool:
+        """Whether all there is was read; if so, the table must be right."""
+        for number, vbucket in enumerate(self.vbuckets):
+            progress = at.at(number)
+            if progress.seqno != vbucket.high or not (
+                vbucket.high == 0 or progress.vbuuid == vbucket.vbuuid
+            ):
+                return False
+            if not vbucket.grants(progress.request, self.heeded(progress.purge_seqno)):
+                return False
+        self.seen["caught up"] += 1
+        self.compare(at)
+        return True
+
+    def compare(self, at: Offset) -> None:
+        table = fold(self.rows)
+        documents = {}
+        wanted = {}
+        for number, vbucket in enumerate(self.vbuckets):
+            origin = at.at(number).origin
+            for key, (seqno, value) in vbucket.newest.items():
+                if value is not None:
+                    documents[number, key] = value
+                    if seqno > origin:
+                        wanted[number, key] = value
+        if self.starts_at_latest:
+            right = wanted.items() <= table.items() <= documents.items()
+        else:
+            right = table == documents
+        if not right:
+            raise WrongTable(f"the table is {table}, the documents are {documents}")
+        changes = [row[:3] for row in self.rows if row.key is not None]
+        if len(set(changes)) != len(changes):
+            raise WrongTable("a change came twice on one branch")
+
+
+def wrong_histories(
+    seeds: Iterable[int], world: World, seen: Counter[str] | None = None
+) -> Iterator[int]:
+    """The seeds of the histories that end with a wrong table; ``seen`` counts what happened."""
+    for seed in seeds:
+        simulation = Simulation(seed, world)
+        try:
+            simulation.run()
+        except WrongTable:
+            yield seed
+        if seen is not None:
+            seen += simulation.seen

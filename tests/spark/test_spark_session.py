@@ -1,0 +1,200 @@
+"""A Spark session that is ready for the source, without any set-up by its user."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from upriver.spark import session as sessions
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+SOCKETS = "spark.python.unix.domain.socket.enabled"
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@pytest.mark.parametrize(
+    ("master", "partitions"),
+    [
+        ("local", "1"),
+        ("local[3]", "3"),
+        ("local[3, 4]", "3"),
+        ("local[*]", str(os.cpu_count())),
+        ("local-cluster[2,3,1024]", "6"),
+    ],
+)
+def test_one_machine_gets_as_many_shuffle_partitions_as_it_has_cores(
+    master: str, partitions: str
+) -> None:
+    chosen = sessions.settings({"spark.master": master})
+    assert chosen[PARTITIONS] == partitions
+    assert chosen[MANAGER].endswith(".FileSystemBasedCheckpointFileManager")
+    assert chosen["spark.ui.enabled"] == "false"
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"spark.master": "spark://h:7077"}, {"spark.master": "yarn"}]
+)
+def test_a_cluster_gets_only_what_holds_anywhere(config: dict[str, str]) -> None:
+    assert sessions.settings(config) == {SOCKETS: "true", PUSHDOWN: "true", **config}
+
+
+def test_what_the_caller_configures_wins() -> None:
+    config = {"spark.master": "local[2]", PARTITIONS: "7", "spark.ui.enabled": "true"}
+    chosen = sessions.settings(config)
+    assert {name: chosen[name] for name in config} == config
+
+
+def test_checkpoints_on_another_file_system_keep_sparks_own_manager() -> None:
+    config = {"spark.master": "local[2]", "spark.hadoop.fs.defaultFS": "hdfs://name:8020"}
+    assert MANAGER not in sessions.settings(config)
+
+
+# ---- the workers' interpreter ----------------------------------------------------------------
+
+
+def told_by(script: str, path: str) -> list[str]:
+    code = "import os, sys; print(sys.prefix, os.environ['PYTHONPATH'], *sys.argv[1:], sep='\\n')"
+    answer = subprocess.run(
+        [script, "-c", code, "a b", "*", '"'],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return answer.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        (
+            "/s/pyspark.zip:/mine:/s/py4j-0.10.9.9-src.zip:/j/core.jar:/with a space",
+            "/mine:/with a space",
+        ),
+        ("/s/pyspark.zip", ""),
+        ("/lib/*:/other", "/lib/*:/other"),
+        ("", ""),
+    ],
+)
+def test_workers_are_this_interpreter_without_sparks_archives(
+    path: str, kept: str, tmp_path: Path
+) -> None:
+    script = sessions.worker_python(tmp_path / "a place" / "b")
+    assert told_by(script, path) == [sys.prefix, kept, "a b", "*", '"']
+
+
+def test_the_script_is_written_once_and_repaired_if_it_was_changed(tmp_path: Path) -> None:
+    script = Path(sessions.worker_python(tmp_path))
+    first = script.stat()
+    assert sessions.worker_python(tmp_path) == str(script)
+    assert script.stat().st_ino == first.st_ino
+    content = script.read_text()
+    script.write_text("#!/bin/sh\nexit 1\n")
+    assert sessions.worker_python(tmp_path) == str(script)
+    assert script.read_text() == content
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    script = sessions.worker_python(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert told_by(script, "/s/pyspark.zip:/mine")[:2] == [sys.prefix, "/mine"]
+
+
+def test_a_place_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    script = sessions.worker_python(tmp_path / "file")
+    assert told_by(script, "/mine")[:2] == [sys.prefix, "/mine"]
+
+
+# ---- a real session --------------------------------------------------------------------------
+
+
+def test_a_new_session_has_our_settings(spark: SparkSession) -> None:
+    assert spark.conf.get(PUSHDOWN) == "true"
+    assert spark.conf.get(SOCKETS) == "true"
+    assert spark.conf.get(PARTITIONS) == "2"
+    assert str(spark.conf.get(MANAGER)).endswith(".FileSystemBasedCheckpointFileManager")
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_workers_start_without_sparks_archives(spark: SparkSession) -> None:
+    def look(_: int) -> tuple[str, list[str], str]:
+        import pyspark
+
+        return sys.prefix, sys.path, pyspark.__file__
+
+    prefix, path, module = spark.sparkContext.parallelize([0], 1).map(look).first()
+    assert prefix == sys.prefix
+    assert not [entry for entry in path if entry.endswith(("pyspark.zip", ".jar"))]
+    assert ".zip" not in module
+
+
+def test_starting_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
+    assert "spark-python-" in spark.sparkContext.pythonExec
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+def test_a_session_that_runs_is_taken_and_told_what_it_cannot_change(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark.conf.set(PUSHDOWN, "false")
+    spark.conf.set(PARTITIONS, "5")
+    try:
+        with caplog.at_level(logging.WARNING, "upriver.spark"):
+            again = sessions.start(
+                master="local[7]",
+                config={"spark.executor.memory": "3g", "spark.sql.ansi.enabled": False},
+            )
+        assert again is spark
+        assert spark.conf.get(PUSHDOWN) == "true"
+        assert spark.conf.get(PARTITIONS) == "5"
+        assert spark.conf.get("spark.sql.ansi.enabled") == "false"
+    finally:
+        spark.conf.set(PARTITIONS, "2")
+        spark.conf.unset("spark.sql.ansi.enabled")
+    (record,) = caplog.records
+    assert "spark.executor.memory=3g" in record.getMessage()
+    assert "spark.master=local[7]" in record.getMessage()
+    assert "pushdown" not in record.getMessage().lower()
+
+
+# ---- what Spark finds by itself --------------------------------------------------------------
+
+
+def in_a_new_python(code: str) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return answer.stdout.strip()
+
+
+def test_the_package_that_spark_looks_for_imports_nothing() -> None:
+    code = "import sys, pyspark_dcp; print({'pyspark', 'upriver', 'pyarrow'} & set(sys.modules))"
+    assert in_a_new_python(code) == "set()"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("None", "False"),
+        ("types.SimpleNamespace()", "False"),
+        ("types.SimpleNamespace(DcpDataSource=int)", "True"),
+    ],
+)
+def test_a_source_that_cannot_be_loaded_does_not_hide_the_others(source: str, found: Any) -> None:
+    code = (
+        "import sys, types, pyspark_dcp\n"
+        f"sys.modules['upriver.spark.source'] = {source}\n"
+        "print(hasattr(pyspark_dcp, 'DefaultSource'), hasattr(pyspark_dcp, 'other'))"
+    )
+    assert in_a_new_python(code) == f"{found} False"
