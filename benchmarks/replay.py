@@ -35,6 +35,7 @@ from upriver.wire.names import Feature, MarkerFlag
 
 PIECE = 1 << 20
 VBUUID = 0x5EED
+_LOG = (FailoverEntry(VBUUID, 0),)
 
 
 def record(documents: int, value_size: int) -> npt.NDArray[np.uint8]:
@@ -91,6 +92,8 @@ class Connection:
             self._outstanding -= request.size
         elif isinstance(request, m.StreamRequest):
             self._stream(request)
+        elif isinstance(request, kv.Stat):
+            self._statistics(request)
         elif isinstance(request, m.Request):
             if isinstance(request, m.Control) and request.key == "connection_buffer_size":
                 self._window = int(request.value)
@@ -110,10 +113,27 @@ class Connection:
             seqnos = tuple((vb, len(self._frames)) for vb in range(self._vbuckets))
             return kv.AllSeqnosResponse(seqnos=seqnos)
         if isinstance(request, m.FailoverLogRequest):
-            return m.FailoverLogResponse(failover_log=(FailoverEntry(VBUUID, 0),))
+            return m.FailoverLogResponse(failover_log=_LOG)
+        if isinstance(request, kv.GetFailoverLog):
+            return kv.GetFailoverLogResponse(failover_log=_LOG)
         known = isinstance(request, m.Open | m.Control | kv.SelectBucket | m.CloseStream | kv.Noop)
         status = Status.SUCCESS if known else Status.UNKNOWN_COMMAND
         return m.PlainResponse(command=command, status=status)
+
+    def _statistics(self, request: kv.Stat) -> None:
+        """Where vbuckets are, of one or of all: the only group that readers ask for."""
+        one = request.group.partition(" ")[2]
+        facts = {"uuid": VBUUID, "high_seqno": len(self._frames), "purge_seqno": 0}
+        found = {
+            f"vb_{vbucket}:{name}": str(value)
+            for vbucket in ([int(one)] if one else range(self._vbuckets))
+            for name, value in facts.items()
+        }
+        answers = [
+            kv.StatResponse(opaque=request.opaque, key=name, value=value.encode())
+            for name, value in found.items()
+        ]
+        self._send(*answers, kv.StatResponse(opaque=request.opaque))
 
     def _map(self) -> bytes:
         here = f"127.0.0.1:{self._port}"
@@ -134,8 +154,7 @@ class Connection:
     def _stream(self, request: m.StreamRequest) -> None:
         vbucket, opaque = request.vbucket, request.opaque
         end = min(request.end, len(self._frames))
-        log = (FailoverEntry(VBUUID, 0),)
-        self._send(m.StreamAccepted(opaque=opaque, failover_log=log))
+        self._send(m.StreamAccepted(opaque=opaque, failover_log=_LOG))
         marker = m.SnapshotMarker(
             vbucket=vbucket, opaque=opaque, start=request.start, end=end, flags=MarkerFlag.DISK
         )

@@ -152,7 +152,7 @@ def test_a_file_with_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 1", "'prot' is no option of serve; there are bucket, "),
+        ("prot = 1", "'prot' is no option of serve; there are advertise, bucket, "),
         ("config = 'x'", "'config' is no option of serve"),
         ("port = [1]", "'port' must be a text, a whole number or a boolean"),
         ("port = ", "is no TOML"),

@@ -89,6 +89,8 @@ class Node:
     def listening(self, host: str, port: int, http_port: int | None = None) -> None:
         """The server listens here now."""
         tls = self.settings.certificate is not None
+        if self.settings.advertise is not None:
+            host, port = self.settings.address(port)
         everywhere = host in ("0.0.0.0", "::")
         self._address = cluster_config.NodeAddress(
             "" if everywhere else host,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 from ..session.keepalive import IDLE_TIMEOUT
@@ -26,6 +27,9 @@ class ServerSettings:
     host: str = "127.0.0.1"
     #: 0 takes any free port.
     port: int = DEFAULT_PORT
+    #: HOST or HOST:PORT that clients are told to come to, where the server cannot know it: behind
+    #: a proxy, an address translation, a container. None tells them where it listens.
+    advertise: str | None = None
     #: The port of the configuration over HTTP; None serves none.
     http_port: int | None = None
     #: Certificate and key for TLS on ``port``; None serves plain sockets.
@@ -63,6 +67,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 0xFFFF:
             raise ConfigError(f"port {self.port} is not within 0..65535")
+        self.address(self.port)  # says what is wrong with what is advertised
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs a certificate and a key, one of them is missing")
         if self.client_authority is not None and self.certificate is None:
@@ -72,6 +77,21 @@ class ServerSettings:
                 f"without users, a server on {self.host} would let anybody read and write: "
                 "give it users, listen on 127.0.0.1, or say --open-to-all"
             )
+
+    def address(self, port: int) -> tuple[str, int]:
+        """Where clients find a server that listens on ``port``."""
+        if self.advertise is None:
+            return self.host, port
+        try:
+            parts = urlsplit(f"//{self.advertise}")
+            host, advertised = parts.hostname, parts.port
+        except ValueError as problem:
+            raise ConfigError(f"{self.advertise!r} cannot be advertised: {problem}") from None
+        if not host or parts.netloc != self.advertise or "@" in self.advertise or advertised == 0:
+            raise ConfigError(
+                f"{self.advertise!r} cannot be advertised: give HOST, HOST:PORT or [IPV6]:PORT"
+            )
+        return host, advertised or port
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,9 +7,6 @@ plans; one that is pickled; and one in every task, which reads. Only plain optio
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,9 +60,6 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _at_work(self) -> Driver:
         if self._driver is None:
             self._driver = Driver(self._options)
-            if threading.current_thread() is threading.main_thread():
-                # Spark ends this process so, and does not call stop
-                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self._driver
 
     # ---- planning ------------------------------------------------------------------------

@@ -1,5 +1,17 @@
-"""Helpers for people who test change-stream code: a real producer in this process."""
+"""Helpers for people who test change-stream code: real producers, and networks that break."""
 
+from .chaos import ChaosProxy, Direction
+from .memory import MemoryLink, MemoryProducer
+from .misfortune import Faults
+from .relay import ChaosCounts
 from .temporary import TemporaryProducer
 
-__all__ = ["TemporaryProducer"]
+__all__ = [
+    "ChaosCounts",
+    "ChaosProxy",
+    "Direction",
+    "Faults",
+    "MemoryLink",
+    "MemoryProducer",
+    "TemporaryProducer",
+]

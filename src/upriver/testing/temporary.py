@@ -12,24 +12,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..model import VBucketState
+from ..producer.cluster_config import NodeAddress
 from ..producer.service import Producer
 from ..producer.settings import ServerSettings
 from ..store import Bucket, BucketSettings
+from .script import BucketScript, settings_for_tests
 
 __all__ = ["TemporaryProducer"]
 
 _T = TypeVar("_T")
 
 
-class TemporaryProducer:
+class TemporaryProducer(BucketScript):
     """A real server on a free port of 127.0.0.1, gone with its data when the block ends.
 
         with TemporaryProducer(vbuckets=16) as producer:
-            connect(producer.host, producer.port)
+            producer.write(b"key", b"value")
+            reader = connect(producer.source)
+            producer.kill_connections()
+            producer.restart()
 
-    ``data`` keeps the documents in a directory of the caller's instead. ``wall`` is the clock, in
-    nanoseconds since 1970, for documents that shall expire without anybody waiting.
+    ``data`` keeps the documents in a directory of the caller's instead. ``advertise`` is the
+    address that clients are told instead of the server's own, such as that of a `ChaosProxy`.
+    ``wall`` is the clock, in nanoseconds since 1970, for documents that shall expire without
+    anybody waiting.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class TemporaryProducer:
         vbuckets: int = 64,
         bucket: str = "default",
         data: Path | None = None,
+        advertise: tuple[str, int] | None = None,
         settings: ServerSettings | None = None,
         bucket_settings: BucketSettings | None = None,
         wall: Callable[[], int] = time.time_ns,
@@ -45,9 +52,9 @@ class TemporaryProducer:
         self._data = data
         self._bucket_name = bucket
         self._settings = replace(settings or ServerSettings(), port=0)
-        self._bucket_settings = bucket_settings or BucketSettings(
-            vbuckets=vbuckets, maintenance_interval=0
-        )
+        if advertise is not None:
+            self._settings = replace(self._settings, advertise=_written(*advertise))
+        self._bucket_settings = bucket_settings or settings_for_tests(vbuckets)
         self._wall = wall
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._loop = asyncio.new_event_loop()
@@ -59,27 +66,46 @@ class TemporaryProducer:
     def start(self) -> Self:
         if self._data is None:
             self._directory = tempfile.TemporaryDirectory(prefix="upriver-")
-        data = self._data or Path(self._directory.name if self._directory else ".")
-        self._producer = Producer(
-            data,
-            self._settings,
+        producer = self._made(self._settings)
+        self._thread.start()
+        self._serve(producer)
+        return self
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            if self._producer is not None:
+                self._run(self._producer.stop())
+                self._producer = None
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def restart(self) -> None:
+        """Stops the server and starts it on the same port, with the data that it had.
+
+        Connections end. It is a clean stop, so no branch begins. ``bucket`` is another object
+        from then on.
+        """
+        running = self._running
+        settings = replace(self._settings, port=running.port)
+        self._producer = None  # whatever happens, what is stopped must not be used
+        self._run(running.stop())
+        self._serve(self._made(settings))
+
+    def _made(self, settings: ServerSettings) -> Producer:
+        return Producer(
+            self._data or Path(self._directory.name if self._directory else "."),
+            settings,
             bucket=self._bucket_name,
             bucket_settings=self._bucket_settings,
             wall=self._wall,
         )
-        self._thread.start()
-        self._run(self._producer.start())
-        return self
 
-    def stop(self) -> None:
-        if self._producer is not None:
-            self._run(self._producer.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._producer = None
-        self._loop.close()
-        if self._directory is not None:
-            self._directory.cleanup()
+    def _serve(self, producer: Producer) -> None:
+        self._run(producer.start())
+        self._producer = producer
 
     def __enter__(self) -> Self:
         return self.start()
@@ -112,6 +138,13 @@ class TemporaryProducer:
         return self._running.port
 
     @property
+    def source(self) -> str:
+        """What clients are given to find the bucket; it leads to the advertised address."""
+        scheme = "couchbase" if self._settings.certificate is None else "couchbases"
+        host, port = self._settings.address(self.port)
+        return f"{scheme}://{_written(host, port)}/{self._bucket_name}"
+
+    @property
     def bucket(self) -> Bucket:
         """The bucket itself, to write and look without a socket."""
         return self._running.bucket
@@ -122,13 +155,17 @@ class TemporaryProducer:
 
     # ---- faults --------------------------------------------------------------------------
 
-    def fail_over(self, vbucket: int, seqno: int) -> int:
-        """A replica that had everything up to ``seqno`` becomes active; returns where it is.
+    def kill_connections(self) -> int:
+        """Drops every connection without a word; returns how many there were."""
+        return self._run(self._kill_connections())
 
-        What came after is gone, a new branch begins, and streams end with "state changed".
-        """
-        return self.bucket.rollback(vbucket, seqno)
+    async def _kill_connections(self) -> int:
+        connections = self._running.server.connections
+        for connection in connections:
+            connection.abort()
+        await asyncio.sleep(0)  # the loop closes their sockets in its next round
+        return len(connections)
 
-    def set_state(self, vbucket: int, state: VBucketState) -> None:
-        """Makes a vbucket active, replica, pending or dead; its streams end."""
-        self.bucket.set_state(vbucket, state)
+
+def _written(host: str, port: int) -> str:
+    return NodeAddress(host, port).address(port)

@@ -1,0 +1,250 @@
+"""The Spark source in one run beside what Spark itself can do with the same rows.
+
+    python benchmarks/spark.py [--docs 2000000] [--quick]
+
+Senders are processes of their own, on the same cores as Spark (``local[2]``). Each figure is the
+best of some rounds in a session that is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from machine import machine_line
+from producer import VBUCKETS, fill, key, serving, vbucket_of
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from replay import replaying
+
+from upriver.consumer.access import Access
+from upriver.consumer.source import Source
+from upriver.consumer.survey import Survey
+from upriver.spark.session import session
+
+ROUNDS = 3
+
+
+def best(documents: int, job: Callable[[], Any], rounds: int = ROUNDS) -> float:
+    """Rows a second of the fastest round."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - started)
+    return documents / min(times)
+
+
+def noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def show(name: str, rate: float, beside: str = "") -> None:
+    print(f"  {name:52} {rate:12,.0f} rows/s{beside}", flush=True)
+
+
+class TupleSource(DataSource):
+    """The same changes row by row, as a source would be that knows no Arrow."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dcp_tuples"
+
+    def schema(self) -> str:
+        return (
+            "op string, vbucket int, seqno bigint, rev bigint, cas bigint, key binary, value binary"
+        )
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return TupleReader(self.options["path"])
+
+
+class TupleReader(DataSourceReader):
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def partitions(self) -> list[InputPartition]:
+        with Survey(Source.parse(self._source), Access()) as survey:
+            count = len(survey.map().vbuckets)
+        return [InputPartition(list(range(half, count, 2))) for half in (0, 1)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        from upriver.consumer import Consumer
+
+        vbuckets = frozenset(partition.value)
+        with Consumer(self._source, end="now", vbuckets=vbuckets) as consumer:
+            for c in consumer:
+                yield c.op.value, c.vbucket, c.seqno, c.rev, c.cas, c.key, c.value
+
+
+def batches(spark: SparkSession, source: str, documents: int, scratch: Path) -> None:
+    """Everything that reads a recorded stream."""
+    dcp = spark.read.format("dcp").load(source)
+    parquet = scratch / "rows"
+    dcp.write.parquet(str(parquet))
+    rows = spark.read.parquet(str(parquet))
+    spark_itself = best(documents, lambda: noop(rows))
+    show("(a) Parquet to noop, Spark itself", spark_itself)
+    ours = best(documents, lambda: noop(dcp))
+    show("(b) recorded stream to noop", ours, f", {ours / spark_itself:.0%} of (a)")
+    spark.dataSource.register(TupleSource)
+    tuples = spark.read.format("dcp_tuples").load(source)
+    slow = best(documents, lambda: noop(tuples), rounds=1)
+    show("(f) the same as tuples", slow, f", (b) is {ours / slow:.1f} times that")
+
+
+def available_now(spark: SparkSession, source: str, sink: str, scratch: Path) -> None:
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    stream = spark.readStream.format("dcp").load(source)
+    writer = stream.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
+    if sink == "parquet":
+        writer = writer.option("path", str(place / "rows"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    shutil.rmtree(place)
+
+
+def streams(spark: SparkSession, source: str, documents: int, scratch: Path) -> None:
+    rate = best(documents, lambda: available_now(spark, source, "noop", scratch))
+    show("(d) stream, AvailableNow, to noop", rate)
+    rate = best(documents, lambda: available_now(spark, source, "parquet", scratch))
+    copy = str(scratch / "copy")
+    rows = spark.read.parquet(str(scratch / "rows"))
+    itself = best(documents, lambda: rows.write.mode("overwrite").parquet(copy))
+    show("(e) stream, AvailableNow, to Parquet", rate)
+    show("    Parquet to Parquet, Spark itself", itself, f", (e) is {rate / itself:.0%} of it")
+
+
+def from_producer(spark: SparkSession, documents: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        fill(Path(directory), documents)
+        with serving(Path(directory)) as (port, _):
+            dcp = spark.read.format("dcp").load(f"couchbase://127.0.0.1:{port}/default")
+            show("(c) from the producer to noop", best(documents, lambda: noop(dcp)))
+
+
+def worker_memory(stop: threading.Event, found: list[float]) -> None:
+    """The largest resident memory of a Python worker of Spark, looked at while it works."""
+    while not stop.wait(0.1):
+        listed = subprocess.run(["ps", "-eo", "rss,args"], stdout=subprocess.PIPE, text=True)
+        for line in listed.stdout.splitlines():
+            if "pyspark.daemon" in line or "pyspark/daemon" in line:
+                found.append(int(line.split()[0]) / 1024)
+
+
+def micro_batches(spark: SparkSession, scratch: Path) -> None:
+    """Small batches, and how soon a write is seen, from a producer in a process of its own."""
+    from upriver.consumer.link import Link
+    from upriver.wire import kv
+
+    with tempfile.TemporaryDirectory() as directory:
+        fill(Path(directory), 10_000)
+        with serving(Path(directory)) as (port, _):
+            text = f"couchbase://127.0.0.1:{port}/default"
+            source = Source.parse(text)
+            stream = spark.readStream.format("dcp").option("startingOffsets", "latest").load(text)
+            seen: list[tuple[float, int]] = []
+
+            def note(frame: DataFrame, batch: int) -> None:
+                seen.append((time.perf_counter(), frame.count()))
+
+            noop_query = (
+                stream.writeStream.format("noop")
+                .option("checkpointLocation", str(scratch / "small"))
+                .start()
+            )
+            with Link.open(source, Access()) as link:
+                for burst in range(20):
+                    names = [key(burst * 100 + n) for n in range(100)]
+                    link.ask_all(
+                        kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}") for name in names
+                    )
+                    time.sleep(0.4)
+            noop_query.stop()
+            times = [
+                progress.durationMs["triggerExecution"]
+                for progress in noop_query.recentProgress
+                if progress.numInputRows
+            ]
+            print(f"  micro-batch of 100 rows or fewer: {statistics.median(times):.0f} ms median")
+            query = (
+                stream.writeStream.foreachBatch(note)
+                .option("checkpointLocation", str(scratch / "visible"))
+                .start()
+            )
+            while not seen:
+                time.sleep(0.01)  # only what is written after the first batch is later than latest
+            delays = []
+            with Link.open(source, Access()) as link:
+                for number in range(20):
+                    time.sleep(0.3)
+                    name, before = key(number), len(seen)
+                    link.ask(kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}"))
+                    written = time.perf_counter()
+                    while not any(rows for _, rows in seen[before:]):
+                        time.sleep(0.001)
+                    delays.append((seen[-1][0] - written) * 1000)
+            query.stop()
+            print(
+                f"  from a write's answer to its rows in foreachBatch: "
+                f"{statistics.median(delays[2:]):.0f} ms median of {VBUCKETS} vbuckets"
+            )
+
+
+def idle(spark: SparkSession, source: str, scratch: Path) -> None:
+    """How long Spark takes for a trigger when nothing has changed."""
+    stream = spark.readStream.format("dcp").option("longPoll", "0")
+    query = (
+        stream.option("startingOffsets", "latest")
+        .load(source)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(scratch / "idle"))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    time.sleep(5)
+    times = [p.durationMs["triggerExecution"] for p in query.recentProgress if not p.numInputRows]
+    query.stop()
+    print(f"  trigger with nothing to do: {statistics.median(times[1:]):.0f} ms median")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--docs", type=int, default=2_000_000)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    options = parser.parse_args()
+    documents = options.docs // (10 if options.quick else 1)
+    print(machine_line("pyspark", "pyarrow", "numpy"))
+    spark = session("benchmark", master="local[2]")
+    spark.sparkContext.setLogLevel("ERROR")
+    scratch = Path(tempfile.mkdtemp(prefix="upriver-spark-"))
+    stop, memory = threading.Event(), [0.0]
+    watcher = threading.Thread(target=worker_memory, args=(stop, memory))
+    watcher.start()
+    try:
+        print(f"{documents:,} documents of 200 B:")
+        with replaying(64, documents) as port:
+            source = f"couchbase://127.0.0.1:{port}/default"
+            batches(spark, source, documents, scratch)
+            streams(spark, source, documents, scratch)
+        from_producer(spark, documents)
+        print(f"  Python workers: {max(memory):.0f} MiB resident at most")
+        micro_batches(spark, scratch)
+    finally:
+        stop.set()
+        watcher.join()
+        spark.stop()
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

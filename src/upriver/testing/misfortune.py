@@ -1,0 +1,226 @@
+"""What goes wrong in one direction of a connection, decided by a seed: where, and how.
+
+Faults lie at positions in the stream of bytes and not in the chunks it happens to come in, so
+the same bytes meet the same faults however they travel. It knows no sockets.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Literal, NamedTuple
+
+from ..errors import ConfigError, DecodeError
+from ..wire.framing import packet_length
+from ..wire.header import MAGICS
+
+__all__ = ["Ending", "Faults", "Misfortune", "Struck"]
+
+#: In every header: the body's length, highest byte first, and how much of it tells that length.
+_LENGTH_AT: Final = 8
+_LENGTH_KNOWN: Final = 12
+#: In a memcached header only: the opaque, highest byte first.
+_OPAQUE_AT: Final = 12
+#: What begins no packet of any draft.
+_NO_MAGICS: Final = tuple(sorted(set(range(0x20, 0x100)) - MAGICS))
+_HIGHEST_BIT: Final = 0x80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong by chance in one direction. Distances are averages, in bytes.
+
+        Faults(cut_every=100_000, delay=0.002, fragment=7)
+
+    ``cut_every`` resets the connection. ``truncate_every`` ends it in an orderly way, but within
+    what was being sent. ``corrupt_every`` changes a byte: with "headers" the magic, the length or
+    the opaque of a packet, to what a client must notice; with "anywhere" any bit, which in a value
+    nobody can notice who has no checksums. ``delay`` is the most seconds that a chunk is held
+    back, ``fragment`` the most bytes that are passed on at once.
+    """
+
+    cut_every: int | None = None
+    truncate_every: int | None = None
+    corrupt_every: int | None = None
+    corrupt_where: Literal["headers", "anywhere"] = "headers"
+    delay: float = 0.0
+    fragment: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cut_every", "truncate_every", "corrupt_every", "fragment"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} is a number of bytes, at least 1, and not {number}")
+        if self.delay < 0:
+            raise ConfigError(f"delay cannot be negative, it is {self.delay}")
+        if self.corrupt_where not in ("headers", "anywhere"):
+            raise ConfigError(
+                f'corrupt_where is "headers" or "anywhere", not {self.corrupt_where!r}'
+            )
+
+
+class Ending(Enum):
+    """How a connection ends before its time."""
+
+    #: By a reset, which may overtake what was sent before it.
+    CUT = auto()
+    #: After everything before this point has arrived.
+    TRUNCATED = auto()
+
+
+class Struck(NamedTuple):
+    """What became of some bytes."""
+
+    data: bytes
+    corruptions: int = 0
+    #: Whether the connection ends after them.
+    ending: Ending | None = None
+
+
+class Misfortune:
+    """The faults of one direction of one connection, as they come due."""
+
+    def __init__(self, seed: str) -> None:
+        self.faults = Faults()
+        self._random = random.Random(seed)
+        #: Each kind has numbers of its own, so that asking for one more moves none of the others.
+        self._cut = _Positions(f"{seed} cut")
+        self._truncation = _Positions(f"{seed} truncation")
+        self._corruption = _Positions(f"{seed} corruption")
+        self._packets = _Packets()
+        self._passed = 0
+        #: Bytes of headers that are yet to pass: their positions, and how to change them.
+        self._spoilt: dict[int, Callable[[int], int]] = {}
+
+    def expect(self, faults: Faults) -> None:
+        """Has these faults come from here on."""
+        self.faults = faults
+        self._cut.begin(self._passed, faults.cut_every)
+        self._truncation.begin(self._passed, faults.truncate_every)
+        self._corruption.begin(self._passed, faults.corrupt_every)
+
+    def strike(self, chunk: bytes) -> Struck:
+        """What becomes of the next bytes."""
+        ending = None
+        first = min(self._cut.next, self._truncation.next)
+        if first < self._passed + len(chunk):
+            chunk = chunk[: int(first) - self._passed]
+            ending = Ending.CUT if first == self._cut.next else Ending.TRUNCATED
+        data = bytearray(chunk)
+        # Whatever goes wrong now: who knows where packets begin can spoil headers later.
+        heads = [self._passed + at for at in self._packets.heads(chunk)]
+        if self.faults.corrupt_where == "headers":
+            corruptions = self._spoil_headers(data, heads)
+        else:
+            corruptions = self._flip_bits(data)
+        self._passed += len(chunk)
+        return Struck(bytes(data), corruptions, ending)
+
+    def fragments(self, data: bytes) -> Iterator[bytes]:
+        """The pieces in which to pass it on."""
+        if self.faults.fragment is None:
+            yield data
+            return
+        at = 0
+        while at < len(data):
+            size = self._random.randint(1, self.faults.fragment)
+            yield data[at : at + size]
+            at += size
+
+    def pause(self) -> float:
+        """Seconds to hold the next chunk back."""
+        return self._random.uniform(0, self.faults.delay) if self.faults.delay else 0.0
+
+    def _spoil_headers(self, data: bytearray, heads: list[int]) -> int:
+        for head in heads:
+            if self._corruption.next <= head:
+                at, change = self._wrong(data[head - self._passed])
+                self._spoilt[head + at] = change
+                self._corruption.step(head)
+        due = [at for at in self._spoilt if at < self._passed + len(data)]
+        for at in due:
+            change = self._spoilt.pop(at)
+            data[at - self._passed] = change(data[at - self._passed])
+        return len(due)
+
+    def _wrong(self, first: int) -> tuple[int, Callable[[int], int]]:
+        """A place in a header, and what makes it wrong beyond doubt."""
+        no_magic = self._random.choice(_NO_MAGICS)
+        choices: list[tuple[int, Callable[[int], int]]] = [
+            (0, lambda byte: no_magic),
+            (_LENGTH_AT, lambda byte: byte | _HIGHEST_BIT),
+        ]
+        if first in MAGICS:
+            choices.append((_OPAQUE_AT, lambda byte: byte ^ _HIGHEST_BIT))
+        return self._random.choice(choices)
+
+    def _flip_bits(self, data: bytearray) -> int:
+        count = 0
+        while self._corruption.next < self._passed + len(data):
+            at = int(self._corruption.next)
+            data[at - self._passed] ^= 1 << self._random.randrange(8)
+            self._corruption.step(at)
+            count += 1
+        return count
+
+
+class _Positions:
+    """Where the faults of one kind lie, at distances that have an average and no memory."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+        self._every: int | None = None
+        self.next = math.inf
+
+    def begin(self, position: int, every: int | None) -> None:
+        self._every = every
+        self.step(position)
+
+    def step(self, position: int) -> None:
+        """Finds the next one behind a position."""
+        if self._every is None:
+            self.next = math.inf
+        else:
+            self.next = position + 1 + int(self._random.expovariate(1 / self._every))
+
+
+class _Packets:
+    """Follows the packets of a stream from header to header."""
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        #: Bytes of the packet behind what tells its length.
+        self._left = 0
+        self._lost = False
+
+    def heads(self, chunk: bytes) -> list[int]:
+        """Where packets begin in the next chunk; none after something that is no packet."""
+        found = []
+        at, end = 0, len(chunk)
+        while at < end and not self._lost:
+            if self._left:
+                skipped = min(self._left, end - at)
+                self._left -= skipped
+                at += skipped
+                continue
+            if not self._header:
+                found.append(at)
+            part = chunk[at : at + _LENGTH_KNOWN - len(self._header)]
+            self._header += part
+            at += len(part)
+            if len(self._header) == _LENGTH_KNOWN:
+                self._begin()
+        return found
+
+    def _begin(self) -> None:
+        try:
+            length = packet_length(self._header)
+        except DecodeError:
+            self._lost = True
+        else:
+            assert length is not None
+            self._left = length - _LENGTH_KNOWN
+        self._header.clear()
