@@ -23,7 +23,7 @@ from upriver.spark.reading import ReadStep, Verdict, judge
 
 HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", "10000"))
 ROUNDS = 10
-#: A mutant of the rule must be found out within as many histories; all are within a thousand.
+#: A mutant of the rule must be found out within as many histories; the rarest takes two thousand.
 PATIENCE = 5_000
 
 

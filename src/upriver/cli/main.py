@@ -8,9 +8,12 @@ import click
 
 from .. import __version__
 from ..errors import UpriverError
+from .check import check
+from .checkpoint import checkpoint
 from .decode import decode
 from .load import load
 from .serve import serve
+from .tail import tail
 from .users import users
 
 __all__ = ["cli", "main"]
@@ -25,9 +28,12 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = {"debug": debug}
 
 
+cli.add_command(check)
+cli.add_command(checkpoint)
 cli.add_command(decode)
 cli.add_command(load)
 cli.add_command(serve)
+cli.add_command(tail)
 cli.add_command(users)
 
 

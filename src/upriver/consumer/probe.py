@@ -9,9 +9,9 @@ known, however many steps it is away. What streams nevertheless send is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from ..errors import ConnectionFailed, ProtocolError, Status, StatusError, UpriverError
 from ..session.consumer import ConsumerSession, StreamOptions
@@ -26,6 +26,8 @@ from .settings import ConsumerSettings
 from .source import Address, Source
 
 __all__ = ["Verdict", "probe", "probe_and_wait"]
+
+_T = TypeVar("_T")
 
 #: A session never ends a stream before its start, so this is the start, wherever it lies.
 _AT_ONCE: Final = 0
@@ -151,12 +153,10 @@ class _Inquiry:
                 refused[vbucket] = _refusal(vbucket, Status.NOT_MY_VBUCKET)
             else:
                 by_address.setdefault(owner.address, []).append(vbucket)
-        panels = await asyncio.gather(*map(self._panel, by_address))
-        await asyncio.gather(
-            *(
-                panel.ask({vbucket: verdicts[vbucket] for vbucket in asked})
-                for panel, asked in zip(panels, by_address.values(), strict=True)
-            )
+        panels = await _all_of(map(self._panel, by_address))
+        await _all_of(
+            panel.ask({vbucket: verdicts[vbucket] for vbucket in asked})
+            for panel, asked in zip(panels, by_address.values(), strict=True)
         )
         for panel in panels:
             verdicts |= panel.verdicts
@@ -235,6 +235,15 @@ class _Panel:
     @staticmethod
     def _anew(verdict: Verdict) -> Verdict:
         return replace(verdict, goes_on=verdict.position, reasons=())
+
+
+async def _all_of(tasks: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results of all; if any fails, its error once none is under way any more."""
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[_T]", results)
 
 
 def _is_ahead(position: Position, high_seqno: int | None) -> bool:

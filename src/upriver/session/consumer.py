@@ -8,7 +8,8 @@ Each stream goes its own way:
                     └───rollback: RolledBack───────┘
 
 Drafts 002 and 000 accept a stream without saying which history it is of, so they are always asked
-before, and once more while it flows (CHECKING): a failover in between ends the stream.
+before, and once more while it flows (CHECKING): after a failover in between, the conversation must
+begin anew.
 
 Every rule that a producer must keep is checked before a row is let through; the first one broken
 ends the conversation (`broken`), with everything before it delivered. It knows no socket and no
@@ -23,7 +24,7 @@ from enum import Enum, auto
 from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
-from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason
+from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
 from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp, Dialect, Draft001, Draft002
@@ -77,6 +78,10 @@ class StreamOptions:
     filter: bytes = b""
     #: Only what belongs to the branch that the position names, even where it has a later one.
     same_branch: bool = False
+    #: Ask the producer for its history before a stream from anywhere but the beginning. A reader
+    #: that can go back to any seqno by itself need not: it is told where to, as a rollback that is
+    #: not carried out (``refused``), and asks for the stream again.
+    asks_log: bool = True
     #: Drafts 002 and 000 name the group of readers.
     group: str = "upriver"
 
@@ -123,7 +128,7 @@ class ConsumerSession:
         stream = _Conversation(vbucket, opaque, position, options or StreamOptions())
         self._streams[opaque] = stream
         self._vbuckets[vbucket] = opaque
-        if position.seqno or self._log_comes_apart:
+        if (position.seqno and stream.options.asks_log) or self._log_comes_apart:
             self._ask_log(stream, _Phase.ASKED_LOG)
         else:
             self._request(stream)
@@ -167,6 +172,10 @@ class ConsumerSession:
         """Whether changes of a vbucket flow."""
         opaque = self._vbuckets.get(vbucket)
         return opaque is not None and self._streams[opaque].flowing
+
+    def opaque(self, vbucket: int) -> int:
+        """What the messages of a vbucket's stream have in common."""
+        return self._vbuckets[vbucket]
 
     def position(self, vbucket: int) -> Position:
         """How far the stream of a vbucket was received."""
@@ -226,7 +235,7 @@ class ConsumerSession:
         elif isinstance(message, kv.ClustermapChanged):
             events.append(MapPushed(message.config))
         elif isinstance(message, m.RequestError):
-            self._refused(message, Status.INVALID, b"", events)
+            self._refused(message, _status_in(message.text), b"", events)
         else:
             stream = self._streams.get(message.opaque)
             if stream is not None:
@@ -291,7 +300,9 @@ class ConsumerSession:
         elif log == stream.served:
             stream.phase = _Phase.OPEN
         else:
-            self._finish(stream, StreamEndReason.STATE_CHANGED, events)
+            # What flows may be of either history, and these drafts cannot close a stream.
+            detail = "the history changed while the stream was opened"
+            raise broken_rule("branch", stream.vbucket, detail)
 
     def _accepted(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         if self._log_comes_apart:
@@ -333,6 +344,12 @@ class ConsumerSession:
         if not stream.tracker.seqno:
             detail = "there is nothing before the beginning to go back to"
             raise broken_rule("rollback", stream.vbucket, detail)
+        if not stream.options.asks_log:
+            to = Position(StreamOffset(stream.tracker.vbuuid, seqno, Snapshot(seqno, seqno)))
+            reason = RollbackReason.DIVERGED if seqno else RollbackReason.UNKNOWN_BRANCH
+            self._forget(stream)
+            events.append(RolledBack(stream.vbucket, stream.tracker.seqno, to, reason, True))
+            return
         position, reason = lowered(stream.tracker.position(), seqno)
         if self._roll_back(stream, position, reason, events):
             if position.seqno:
@@ -479,6 +496,11 @@ class ConsumerSession:
 def _branch_start(position: Position) -> int:
     """Where the reader's branch began, which the oldest drafts ask for."""
     return next((e.seqno for e in position.log if e.vbuuid == position.offset.vbuuid), 0)
+
+
+def _status_in(text: str) -> Status:
+    """What a refusal of draft 002 is about: it has no codes, but ours begin with the status."""
+    return Status.__members__.get(text.partition(":")[0], Status.INVALID)
 
 
 def _value(answer: m.Response) -> bytes:

@@ -1,0 +1,137 @@
+"""``upriver check``: whether a reader could go on where its checkpoint says, before it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ..consumer.access import Access
+from ..consumer.checkpoint_files import FileCheckpoint
+from ..consumer.probe import Verdict, probe_and_wait
+from ..consumer.settings import DIALECTS, ConsumerSettings, DialectName
+from ..consumer.source import Source
+from ..errors import ConfigError
+from .access_options import access_options, collection_options
+from .trouble import Question
+
+__all__ = ["check"]
+
+_COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
+
+
+@click.command(cls=Question)
+@click.argument("source")
+@click.option(
+    "--checkpoint",
+    "file",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The checkpoint file of the reader; it is not changed.",
+)
+@collection_options
+@click.option(
+    "--dialect", type=click.Choice(["auto", *DIALECTS]), default="auto", help="The draft to speak."
+)
+@click.option("--all", "show_all", is_flag=True, help="Print those that are accepted too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@access_options
+@click.pass_context
+def check(
+    context: click.Context,
+    source: str,
+    file: Path,
+    collections: tuple[str, ...],
+    scope: str,
+    dialect: DialectName,
+    show_all: bool,
+    as_json: bool,
+    access: Access,
+) -> None:
+    """Say whether a reader would be rolled back, where to and why, and how far behind it is.
+
+    The server is asked as a reader would ask it, but nothing is read. A reader of chosen
+    collections is checked with the same --collections or --scope.
+
+    \b
+    Examples:
+      upriver check couchbase://localhost/default --checkpoint shop.checkpoint
+      upriver check couchbase://localhost/default --checkpoint shop.checkpoint --json
+
+    The exit status is 0 if every position would be accepted, 1 if any would be rolled back, and
+    2 if that cannot be found out.
+    """
+    checkpoint = FileCheckpoint(file).load()
+    if checkpoint is None:
+        raise ConfigError(f"there is no checkpoint {file}")
+    settings = ConsumerSettings(collections=collections, scope=scope, dialect=dialect)
+    verdicts = probe_and_wait(Source.parse(source), access, settings, checkpoint)
+    if as_json:
+        click.echo(json.dumps(_as_object(checkpoint.bucket, verdicts)))
+    else:
+        for line in _table(verdicts, show_all=show_all):
+            click.echo(line)
+    context.exit(0 if all(verdict.accepted for verdict in verdicts.values()) else 1)
+
+
+def _table(verdicts: Mapping[int, Verdict], *, show_all: bool) -> Iterator[str]:
+    chosen = [
+        _row(vbucket, verdict)
+        for vbucket, verdict in verdicts.items()
+        if show_all or not verdict.accepted
+    ]
+    if chosen:
+        rows = [_COLUMNS, *chosen]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield ""
+    back = sum(not verdict.accepted for verdict in verdicts.values())
+    unread = sum(not verdict.position.seqno for verdict in verdicts.values())
+    behind = _behind(verdicts)
+    yield (
+        f"{len(verdicts)} vbuckets: {len(verdicts) - back} would go on where they are, "
+        f"{unread} of them at the beginning; {back} would be rolled back; "
+        + ("how far behind is not known" if behind is None else f"{behind} changes behind")
+    )
+
+
+def _row(vbucket: int, verdict: Verdict) -> tuple[str, ...]:
+    onward = verdict.goes_on.seqno
+    return (
+        str(vbucket),
+        str(verdict.position.seqno or "the beginning"),
+        "there" if verdict.accepted else f"at {onward or 'the beginning'}",
+        ", ".join(reason.value for reason in verdict.reasons) or "accepted",
+        "?" if verdict.behind is None else str(verdict.behind),
+    )
+
+
+def _behind(verdicts: Mapping[int, Verdict]) -> int | None:
+    """All of them together; None where one is not known."""
+    known = [verdict.behind for verdict in verdicts.values() if verdict.behind is not None]
+    return sum(known) if len(known) == len(verdicts) else None
+
+
+def _as_object(bucket: str, verdicts: Mapping[int, Verdict]) -> dict[str, object]:
+    return {
+        "bucket": bucket,
+        "accepted": sum(verdict.accepted for verdict in verdicts.values()),
+        "rolled_back": sum(not verdict.accepted for verdict in verdicts.values()),
+        "behind": _behind(verdicts),
+        "vbuckets": [
+            {
+                "vbucket": vbucket,
+                "accepted": verdict.accepted,
+                "seqno": verdict.position.seqno,
+                "to_seqno": verdict.goes_on.seqno,
+                "reasons": [reason.value for reason in verdict.reasons],
+                "high_seqno": verdict.high_seqno,
+                "behind": verdict.behind,
+            }
+            for vbucket, verdict in verdicts.items()
+        ],
+    }
