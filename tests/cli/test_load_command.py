@@ -17,23 +17,18 @@ from certificates import write_certificates
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peer import Peer, Said, cluster
 
 from upriver.cli import loading
 from upriver.cli.documents import BadLine, Document, from_csv, from_ndjson, generated
-from upriver.cli.loading import Pace, Writer
+from upriver.cli.loading import Pace
 from upriver.cli.main import cli
-from upriver.consumer.source import Address, Source
+from upriver.consumer.lane import ROUND_BYTES
 from upriver.consumer.topology import vbucket_of
-from upriver.errors import ConnectionFailed, RemoteProtocolError, Status, UpriverError
+from upriver.errors import UpriverError
 from upriver.model import Datatype, VBucketState
 from upriver.producer.settings import ServerSettings
 from upriver.producer.users import Grant, Role, Users
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
-from upriver.wire.dialects import Dcp
-from upriver.wire.messages import PlainResponse, Request
-from upriver.wire.names import Feature
 
 VBUCKETS = 8
 
@@ -136,7 +131,7 @@ def test_generated_documents_are_json_of_about_the_size(number: int, size: int) 
 
 
 def test_a_document_larger_than_a_window(producer: TemporaryProducer) -> None:
-    size = 3 * loading.WINDOW_BYTES
+    size = 3 * ROUND_BYTES
     loaded(address(producer), "--docs", "3", "--size", str(size))
     assert len(stored(producer, "doc2").value) == size
 
@@ -354,7 +349,7 @@ def test_a_user_with_a_password(guarded: TemporaryProducer, tmp_path: Path) -> N
         (["--user", "writer"], "wrong", "does not believe that we are writer"),
         (["--user", "nobody"], "s3crët", "does not believe that we are nobody"),
         (["--user", "writer"], "", "there is no password for writer"),
-        (["--user", "reader"], "p4ssword", "give a --user that may write"),
+        (["--user", "reader"], "p4ssword", "the user may not write"),
         ([], "", "give a user"),
     ],
 )
@@ -431,167 +426,36 @@ def test_options_that_make_no_sense(words: list[str]) -> None:
 # ---- servers that refuse, and other servers ------------------------------------------------
 
 
-def test_a_refused_write_is_named(producer: TemporaryProducer) -> None:
+def test_a_refused_write_is_named(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.cli.load.SETTINGS", replace(loading.SETTINGS, retry_timeout=0))
     victim = vbucket_of(b"doc3", VBUCKETS)
     producer.set_state(victim, VBucketState.DEAD)
     line = complaint(address(producer), "--docs", "100")
-    assert f"{producer.host}:{producer.port} refused doc" in line
-    assert "with NOT_MY_VBUCKET; its vbuckets have moved: run again" in line
+    assert "writing the document 'doc" in line
+    assert f"refused with NOT_MY_VBUCKET: {producer.host}:{producer.port} does not have" in line
     assert line.endswith("(documents written before: 0)")
 
 
-def test_every_node_gets_the_documents_of_its_vbuckets() -> None:
-    rows = [0, 1, 1, 0, 1]
-    with Peer() as one, Peer() as two:
-        one.map = cluster([one, two], one, rows)
-        with Writer(one.source) as writer:
-            assert writer.vbuckets == 5
-            loading.load(generated(10_000, size=100, prefix="k"), writer)
-            assert writer.written == 10_000
-        for node, peer in enumerate((one, two)):
-            assert {rows[request.vbucket] for request in peer.sets} == {node}
-            assert all(vbucket_of(r.key, 5) == r.vbucket and r.quiet for r in peer.sets)
-            # the server does not say that it knows datatypes
-            assert {request.datatype for request in peer.sets} == {Datatype.RAW}
-        assert len({request.key for request in one.sets + two.sets}) == 10_000
+def test_a_load_waits_for_a_vbucket_that_comes_back(producer: TemporaryProducer) -> None:
+    victim = vbucket_of(b"doc3", VBUCKETS)
+    producer.set_state(victim, VBucketState.DEAD)
+    back = threading.Timer(0.2, producer.set_state, (victim, VBucketState.ACTIVE))
+    back.start()
+    try:
+        assert loaded(address(producer), "--docs", "100")["documents"] == 100
+    finally:
+        back.join()
+    assert count(producer) == 100
 
 
-def test_the_node_that_is_asked_may_have_no_documents() -> None:
-    with Peer() as asked, Peer() as other:
-        asked.map = cluster([asked, other], asked, [1, 1])
-        with Writer(asked.source) as writer:
-            loading.load(generated(10, size=100, prefix="k"), writer)
-        assert len(other.sets) == 10
-        assert asked.sets == []
-
-
-def test_the_only_node_is_the_one_that_was_asked_whatever_it_calls_itself() -> None:
-    with Peer() as peer:
-        peer.map = cluster([peer], peer, [0])
-        peer.map["vBucketServerMap"]["serverList"] = ["db.invalid:11210"]
-        with Writer(peer.source) as writer:
-            loading.load(generated(10, size=100, prefix="k"), writer)
-        assert len(peer.sets) == 10
-
-
-@pytest.mark.parametrize(
-    ("map_text", "error"),
-    [
-        (b"", RemoteProtocolError),
-        (b"[]", RemoteProtocolError),
-        (b"{}", RemoteProtocolError),
-        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[]}}', RemoteProtocolError),
-        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[[1]]}}', RemoteProtocolError),
-        (b'{"vBucketServerMap":{"serverList":["h:1"],"vBucketMap":[[-1]]}}', ConnectionFailed),
-    ],
-)
-def test_a_map_that_makes_no_sense(map_text: bytes, error: type[Exception]) -> None:
-    def answer(request: Request) -> Said:
-        return map_text if isinstance(request, kv.GetClusterConfig) else None
-
-    with Peer(answer) as peer, pytest.raises(error):
-        Writer(peer.source)
-
-
-@pytest.mark.parametrize(
-    ("status", "hint"),
-    [
-        (Status.TOO_BIG, "larger than the bucket allows"),
-        (Status.TEMPORARY_FAILURE, "try a lower --rate"),
-        (Status.INTERNAL, "see what its log says"),
-    ],
-)
-def test_one_refused_write_among_many_is_found(status: Status, hint: str) -> None:
-    def answer(request: Request) -> Said:
-        refused = isinstance(request, kv.Set) and request.key == b"k6000"
-        return status if refused else None
-
-    with Peer(answer) as peer:
-        peer.map = cluster([peer], peer, [0])
-        with Writer(peer.source) as writer, pytest.raises(ConnectionFailed) as failure:
-            loading.load(generated(20_000, size=100, prefix="k"), writer)
-        assert f"refused k6000 with {status.name}" in failure.value.problem
-        assert hint in failure.value.hint
-        # of what went out before, the first window at least is known to be there
-        assert writer.written >= loading.WINDOW_DOCUMENTS
-
-
-def test_a_server_that_stops_reading_is_given_up_with_bounded_memory() -> None:
-    resume = threading.Event()
-
-    def answer(request: Request) -> None:
-        if isinstance(request, kv.Set):
-            resume.wait()
-
-    taken = 0
-
-    def endless() -> Iterator[tuple[bytes, bytes]]:
-        nonlocal taken
-        for key, value in generated(10**9, size=1000, prefix="k"):
-            taken += len(value)
-            yield key, value
-
-    with Peer(answer) as peer:
-        peer.map = cluster([peer], peer, [0])
-        try:
-            with (
-                Writer(peer.source, patience=0.2) as writer,
-                pytest.raises(ConnectionFailed) as failure,
-            ):
-                loading.load(endless(), writer)
-            assert "nothing was heard of it for 0.2 s" in failure.value.problem
-            assert taken <= (loading.MAX_WINDOWS + 1) * loading.WINDOW_BYTES
-        finally:
-            resume.set()
-
-
-def test_a_server_that_answers_more_than_it_is_asked_while_it_is_written_to() -> None:
-    """Every quiet write is answered with 64 KiB: who only writes would be stuck."""
-    loud = PlainResponse(command=0xEE, value=b"x" * 65_536)
-
-    def answer(request: Request) -> Said:
-        return replace(loud, opaque=request.opaque) if isinstance(request, kv.Set) else None
-
-    with Peer(answer) as peer:
-        peer.map = cluster([peer], peer, [0])
-        with Writer(peer.source) as writer:
-            loading.load(generated(2_000, size=3_000, prefix="k"), writer)
-            assert writer.written == 2_000
-
-
-def test_a_server_that_goes_away() -> None:
-    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
-        writer = Writer(Source((Address(producer.host, producer.port),), "default"))
-    with writer, pytest.raises(ConnectionFailed, match="lost"):
-        loading.load(generated(100, size=100, prefix="k"), writer)
-
-
-@settings(deadline=None)
-@given(
-    key=st.binary(min_size=1, max_size=250),
-    value=st.binary(max_size=300),
-    vbucket=st.integers(0, 1023),
-    json_spoken=st.booleans(),
-)
-def test_a_packet_is_what_the_dialect_would_make_of_it(
-    key: bytes, value: bytes, vbucket: int, json_spoken: bool
-) -> None:
-    class Link:
-        dialect = Dcp()
-        features = {Feature.JSON} if json_spoken else set()
-        socket = socket.socket()
-
-    with Link.socket:
-        lane = loading._Lane(Link())  # type: ignore[arg-type]
-        lane.add(key, value, vbucket)
-        request = kv.Set(
-            key=key,
-            value=value,
-            vbucket=vbucket,
-            quiet=True,
-            datatype=Datatype.JSON if json_spoken else Datatype.RAW,
-        )
-        assert b"".join(lane._filling.packets) == Dcp().encode(request)
+def test_documents_with_the_same_key_all_count(producer: TemporaryProducer) -> None:
+    lines = '{"k":"a","n":0}\n{"k":"b","n":1}\n{"k":"a","n":2}\n'
+    said = loaded(address(producer), "--file", "-", "--key", "k", stdin=lines)
+    assert said["documents"] == 3
+    assert document(producer, "a") == {"k": "a", "n": 2}
+    assert count(producer) == 2
 
 
 # ---- a real process ----------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,20 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..consumer.access import Access
 from ..consumer.source import Source
-from ..errors import ConfigError, UpriverError
+from ..consumer.writer import Writer
+from ..errors import UpriverError
 from ..wire.limits import MAX_VALUE
+from .access_options import access_options
 from .documents import BadLine, from_csv, from_ndjson, generated, raise_bad
-from .loading import Pace, Writer
+from .loading import SETTINGS, Pace
 from .loading import load as load_documents
 
 __all__ = ["load"]
 
-_PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
 _DEFAULT_SIZE: Final = 200
 #: Longer prefixes would leave no room for a number within the limit of a key.
 _MAX_PREFIX: Final = 200
-
-_EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Stopped(UpriverError):
@@ -70,10 +68,7 @@ class _Skipped:
 )
 @click.option("--key", metavar="FIELD", help="The member of a file's objects that is the key.")
 @click.option("--skip-bad", is_flag=True, help="Count a file's bad lines instead of stopping.")
-@click.option("--user", default="", help="Who writes, where the server has users.")
-@click.option("--password-file", type=_EXISTING_FILE, help=f"Or set {_PASSWORD_VARIABLE}.")
-@click.option("--ca", type=_EXISTING_FILE, help="The authority of the server's certificate.")
-@click.option("--insecure", is_flag=True, help="Believe any certificate.")
+@access_options
 @click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
 def load(
     source: str,
@@ -84,10 +79,7 @@ def load(
     file: Path | None,
     key: str | None,
     skip_bad: bool,
-    user: str,
-    password_file: Path | None,
-    ca: Path | None,
-    insecure: bool,
+    access: Access,
     as_json: bool,
 ) -> None:
     """Write documents into a bucket of any server: generated ones, or those of a file.
@@ -112,12 +104,6 @@ def load(
         raise click.UsageError("--size is about generated documents, not about a --file")
     if len(prefix.encode()) > _MAX_PREFIX:
         raise click.UsageError(f"--prefix has more than {_MAX_PREFIX} bytes")
-    access = Access(
-        user=user,
-        password=_password(password_file) if user else "",
-        authority=ca,
-        insecure=insecure,
-    )
     skipped = _Skipped()
     with ExitStack() as stack:
         if file is None:
@@ -128,24 +114,22 @@ def load(
             on_bad = skipped if skip_bad else raise_bad
             documents = read(opened, prefix=prefix, key=key, on_bad=on_bad)
         advance = stack.enter_context(_progress(docs))
-        writer = stack.enter_context(Writer(Source.parse(source), access, on_written=advance))
+        writer = stack.enter_context(
+            Writer(Source.parse(source), access, SETTINGS, on_settled=advance)
+        )
         began = time.monotonic()
         pace = Pace(rate) if rate is not None else None
         try:
             load_documents(islice(documents, docs), writer, pace)
         except UpriverError as error:
-            raise _Stopped(writer.written, error) from error
+            raise _Stopped(_accepted(writer), error) from error
         seconds = time.monotonic() - began
-    _show(writer.written, skipped.lines, seconds, as_json=as_json)
+    _show(_accepted(writer), skipped.lines, seconds, as_json=as_json)
 
 
-def _password(file: Path | None) -> str:
-    if file is None:
-        return os.environ.get(_PASSWORD_VARIABLE, "")
-    try:
-        return file.read_text().removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"the password file {file} cannot be read: {problem}") from None
+def _accepted(writer: Writer) -> int:
+    """How many documents the server has; of two with one key, the later one stands for both."""
+    return writer.counts.written + writer.counts.superseded
 
 
 @contextmanager

@@ -18,9 +18,11 @@ from ..errors import ConfigError
 
 __all__ = ["Given", "Kind", "Option", "Use"]
 
-#: What Spark adds where a table was created with this format; such names mean nothing to us.
+#: What Spark adds where a table was created with this format, and what is its own of a stream's
+#: options; such names mean nothing to us.
 _PROPERTIES_OF_TABLES: Final = frozenset(
     {
+        "checkpointlocation",
         "collation",
         "comment",
         "external",

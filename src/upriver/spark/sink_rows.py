@@ -1,0 +1,222 @@
+"""What the rows of a frame ask for: each becomes an edit of one document.
+
+    row                            edit
+    cas and rev                    the version as it is elsewhere, unless a newer one is there
+    checkCas                       only over the version with the row's CAS; without one, a new
+                                   document
+    otherwise                      written unless it is so already
+    op deletion or expiration      the same, for removing it
+    an expiry in the past          removed: there is nothing that could be read
+
+Unsigned numbers keep their bits as Spark's bigint, as in the rows of the source. Nothing here
+knows a connection.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from ..consumer.edits import (
+    Edit,
+    checked_removal,
+    checked_upsert,
+    copied,
+    copied_removal,
+    removal,
+    shown_key,
+    upsert,
+)
+from ..errors import ConfigError, UpriverError
+from ..model import Op
+from .known_options import COLUMN_ROLES
+from .options import WriteOptions
+from .rows import ROLLBACK
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["FENCE_PREFIX", "Edits", "roles_of"]
+
+#: What the keys of the sink's own documents begin with. Rows with such a key are passed over: a
+#: stream that reads what it writes would never come to rest, and a copy of one means nothing.
+FENCE_PREFIX: Final = b"_upriver:sink:"
+
+#: Rows that become Python objects at a time.
+_SLICE: Final = 1024
+#: Up to this size every server looks for itself whether a document is JSON; above it, some
+#: believe what they are told.
+_LOOKED_AT: Final = 256 * 1024
+_U32_MAX: Final = 2**32 - 1
+_U64_MAX: Final = 2**64 - 1
+_MICROSECONDS: Final = 1_000_000
+
+_Row: TypeAlias = tuple[Any, ...]
+#: The id of a collection, by the names of its scope and of itself.
+FindCollection: TypeAlias = Callable[[str, str], int]
+
+_TEXT: Final = frozenset({"string"})
+_BYTES: Final = frozenset({"string", "binary"})
+_WHOLE: Final = frozenset({"tinyint", "smallint", "int", "bigint"})
+_TYPES: Final = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "op": _TEXT,
+    "expiry": _WHOLE | {"timestamp"},
+    "flags": _WHOLE,
+    "cas": _WHOLE,
+    "rev": _WHOLE,
+    "scope": _TEXT,
+    "collection": _TEXT,
+}
+
+
+def roles_of(options: WriteOptions, schema: StructType) -> dict[str, str]:
+    """The columns of a frame by role; `ConfigError` for what cannot be written."""
+    roles = options.columns_in(schema.fieldNames())
+    for role, column in roles.items():
+        kind = schema[column].dataType.simpleString().partition("(")[0]
+        if kind not in _TYPES[role]:
+            wanted = " or ".join(sorted(_TYPES[role]))
+            raise ConfigError(f"{role}Column: the column {column!r} is {kind}; it must be {wanted}")
+    return roles
+
+
+class Edits:
+    """Turns the batches of one task into edits."""
+
+    def __init__(
+        self, options: WriteOptions, roles: Mapping[str, str], find: FindCollection
+    ) -> None:
+        self._roles = roles
+        self._check_cas = options.check_cas
+        self._scope, self._collection = options.collection.split(".")
+        self._find = find
+        self._ids: dict[tuple[str | None, str | None], int] = {}
+        self._now = 0
+
+    def of(self, batch: pa.RecordBatch) -> Iterator[Edit]:
+        """The edits that the rows of a batch ask for, in their order."""
+        for start in range(0, batch.num_rows, _SLICE):
+            self._now = int(time.time())
+            for row in zip(*self._cells(batch.slice(start, _SLICE)), strict=True):
+                edit = self._edit(row)
+                if edit is not None:
+                    yield edit
+
+    def _cells(self, batch: pa.RecordBatch) -> list[list[Any]]:
+        """The columns in the order of the roles, with nulls for those that are not there."""
+        nothing = [None] * batch.num_rows
+        return [
+            _listed(role, batch.column(self._roles[role])) if role in self._roles else nothing
+            for role in COLUMN_ROLES
+        ]
+
+    def _edit(self, row: _Row) -> Edit | None:
+        key, value, op, expiry, flags, cas, rev, scope, collection = row
+        if op == ROLLBACK:
+            raise UpriverError(
+                "DCP-BAD-ROW: a rollback is no document; fold the changes first "
+                "(upriver.spark.fold), or stop at rollbacks with onRollback=fail"
+            )
+        if key is None:
+            raise UpriverError("DCP-BAD-ROW: a row has no key")
+        if isinstance(key, str):
+            key = key.encode()
+        if key.startswith(FENCE_PREFIX):
+            return None
+        place = self._id(key, scope, collection)
+        cas = _unsigned(cas)
+        if op is None or op == Op.MUTATION.value:
+            expiry = _expiry(key, expiry)
+            details = {
+                "collection": place,
+                "flags": _within(key, "flags", flags),
+                "expiry": expiry,
+            }
+            return self._writing(key, value, cas, _unsigned(rev), details)
+        if op not in (Op.DELETION.value, Op.EXPIRATION.value):
+            known = ", ".join(each.value for each in Op)
+            raise _bad(key, f"{op!r} is no op; there are {known}")
+        if not self._check_cas and cas and rev:
+            expired = op == Op.EXPIRATION.value
+            return copied_removal(
+                key, cas=cas, rev=_unsigned(rev), collection=place, expired=expired
+            )
+        return self._removing(key, cas, place)
+
+    def _writing(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
+        if value is None:
+            raise _bad(
+                key, "a mutation has no value; a row that removes its document says so in op"
+            )
+        if isinstance(value, str):
+            value = value.encode()
+        details["json"] = len(value) > _LOOKED_AT and _is_json(value)
+        if not self._check_cas and cas and rev:
+            return copied(key, value, cas=cas, rev=rev, **details)
+        if 0 < details["expiry"] <= self._now:
+            return self._removing(key, cas, details["collection"])
+        if self._check_cas:
+            return checked_upsert(key, value, cas=cas, **details)
+        return upsert(key, value, **details)
+
+    def _removing(self, key: bytes, cas: int, place: int) -> Edit:
+        if not self._check_cas:
+            return removal(key, collection=place)
+        if not cas:
+            raise _bad(key, "with checkCas, a row that removes its document needs a CAS")
+        return checked_removal(key, cas=cas, collection=place)
+
+    def _id(self, key: bytes, scope: str | None, collection: str | None) -> int:
+        found = self._ids.get((scope, collection))
+        if found is None:
+            try:
+                found = self._find(scope or self._scope, collection or self._collection)
+            except ConfigError as problem:
+                raise _bad(key, str(problem)) from None
+            self._ids[scope, collection] = found
+        return found
+
+
+def _listed(role: str, column: pa.Array[Any]) -> list[Any]:
+    if role == "expiry" and pa.types.is_timestamp(column.type):
+        moments = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
+        # a time is never 0, which would be none; what is that long ago is all the same
+        return [None if at is None else max(1, at // _MICROSECONDS) for at in moments]
+    return column.to_pylist()
+
+
+def _unsigned(number: int | None) -> int:
+    return 0 if number is None else number & _U64_MAX
+
+
+def _within(key: bytes, what: str, number: int | None) -> int:
+    if number is None:
+        return 0
+    if not 0 <= number <= _U32_MAX:
+        raise _bad(key, f"{what} of {number} are not within 0 to {_U32_MAX}")
+    return number
+
+
+def _expiry(key: bytes, seconds: int | None) -> int:
+    if seconds is not None and not 0 <= seconds <= _U32_MAX:
+        raise _bad(key, f"it expires {seconds} s after 1970, which is not within 0 to {_U32_MAX}")
+    return seconds or 0
+
+
+def _is_json(value: bytes) -> bool:
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _bad(key: bytes, problem: str) -> UpriverError:
+    # a token that survives Spark, which keeps only the text of an error
+    return UpriverError(f"DCP-BAD-ROW key={shown_key(key)}: {problem}")
