@@ -14,7 +14,7 @@ from .access import Access
 from .changes import Change
 from .checkpoint import Checkpoint, CheckpointStore
 from .collections import Collections
-from .delivery import Delivery, Finished
+from .delivery import Closed, Delivery, Finished
 from .desk import Desk, Rollback
 from .engine import Engine
 from .settings import ConsumerSettings, settings_for
@@ -52,6 +52,7 @@ class AsyncConsumer:
         self._inbox: asyncio.Queue[Delivery] = asyncio.Queue()
         self._running: tuple[Engine, Desk] | None = None
         self._finished = False
+        self._closed = False
 
     # ---- life ----------------------------------------------------------------------------
 
@@ -70,9 +71,11 @@ class AsyncConsumer:
         return self
 
     async def close(self) -> None:
-        """Hangs up; saves nothing."""
+        """Hangs up, and ends a loop that waits in another task; saves nothing."""
+        self._closed = True
         if self._running is not None:
             await self._engine.stop()
+        self._inbox.put_nowait(Delivery(Closed()))
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -101,10 +104,16 @@ class AsyncConsumer:
     # ---- reading -------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Change]:
-        """Changes one by one, until the end that was asked for."""
-        async for event in self.events():
+        """Changes one by one, until the end that was asked for.
+
+        A loop that was left goes on where it was.
+        """
+        desk = self._desk
+        for change in desk.changes():
+            yield change
+        while (event := await self._next(whole=False)) is not None:
             if isinstance(event, Rows):
-                for change in self._desk.changes(event):
+                for change in desk.changes():
                     yield change
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
@@ -120,15 +129,20 @@ class AsyncConsumer:
 
     async def next_event(self) -> Event | None:
         """The next event; None at the end of the reading."""
+        rest = None if self._closed else self._desk.rest()
+        return rest or await self._next(whole=True)
+
+    async def _next(self, *, whole: bool) -> Event | None:
         desk = self._desk
-        while not self._finished:
+        while not (self._finished or self._closed):
+            desk.check()
             desk.done()
             for connection, size in desk.owed():
                 connection.give_back(size)
-            event = desk.take(await self._inbox.get())
+            event = desk.take(await self._inbox.get(), whole=whole)
             if isinstance(event, Finished):
                 self._finished = True
-            elif event is not None:
+            elif event is not None and not isinstance(event, Closed):
                 return event
         return None
 

@@ -69,6 +69,9 @@ class Bearings:
         await connection.open()
         return connection
 
+    async def _connect_too(self, address: Address) -> None:
+        self.connections.append(await self.connect(address))
+
     async def _reach(self) -> NodeConnection:
         """A connection to any node of the source, in the draft it turns out to speak."""
         loop = asyncio.get_running_loop()
@@ -101,13 +104,15 @@ class Bearings:
                 if await _understands(connection):
                     self.dialect = name
                     return connection
-                connection.close()
             except (AuthenticationFailed, BucketNotFound):
                 raise
             except (ConnectionFailed, ProtocolError, StatusError) as error:
                 trouble = trouble or error
-                if self._access.user or not connection.reached:
-                    break  # the drafts know no users, and none reaches further than another
+                if not connection.reached:
+                    break  # none reaches further than another
+            connection.close()
+            if self._access.user or self._settings.needs_dcp:
+                break  # the drafts know neither users nor what is asked for
         raise trouble or ConnectionFailed("speaks no draft that we know", "check the address")
 
     @asynccontextmanager
@@ -161,9 +166,10 @@ class Bearings:
     async def _find_map(self, connection: NodeConnection) -> ClusterMap:
         try:
             return await self._map_of(connection.address, [connection])
-        except (StatusError, ConnectionFailed):
+        except (StatusError, ConnectionFailed) as problem:
             wanted = self._settings.vbuckets
-            if wanted is None:
+            answered = isinstance(problem, StatusError) and not problem.retriable
+            if wanted is None or (isinstance(connection.dialect, Dcp) and not answered):
                 raise
             # a server from before cluster maps: it has everything that it is asked for
             return ClusterMap(
@@ -308,12 +314,11 @@ async def take_bearings(source: Source, access: Access, settings: ConsumerSettin
             bearings.connections.append(first)
         else:
             first.close()
-        others = await asyncio.gather(
-            *(bearings.connect(address) for address in owners - {first.address}),
+        # a node that is away is the engine's business, unless it has to be asked
+        await asyncio.gather(
+            *(bearings._connect_too(address) for address in owners - {first.address}),
             return_exceptions=True,
         )
-        # a node that is away is the engine's business, unless it has to be asked
-        bearings.connections += [c for c in others if isinstance(c, NodeConnection)]
         await bearings._decide_range()
     except BaseException:
         for connection in (first, *bearings.connections):

@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -20,7 +21,7 @@ from .access import Access
 from .changes import Change
 from .checkpoint import Checkpoint, CheckpointStore
 from .collections import Collections
-from .delivery import Delivery, Finished
+from .delivery import Closed, Delivery, Finished
 from .desk import Desk, Rollback
 from .engine import Engine
 from .node import NodeConnection
@@ -64,17 +65,22 @@ class Consumer:
         self._store = checkpoint
         self._on_rollback = on_rollback
         self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="upriver consumer", daemon=True
-        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._running: tuple[Engine, Desk] | None = None
         self._finished = False
+        self._closed = False
 
     # ---- life ----------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Finds the bucket and begins to read; a with block does it by itself."""
+        if self._loop is not None or self._closed:
+            raise RuntimeError("a consumer is started once: make another one")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="upriver consumer", daemon=True
+        )
         self._thread.start()
         try:
             self._call(self._begin())
@@ -96,15 +102,25 @@ class Consumer:
         self._running = engine, desk
 
     def close(self) -> None:
-        """Hangs up; saves nothing."""
-        if self._loop.is_closed():
+        """Hangs up, and ends a loop that waits in another thread; saves nothing."""
+        if self._closed:
             return
-        if self._thread.is_alive():
-            if self._running is not None:
-                self._call(self._engine.stop())
+        if self._loop is not None and self._thread is not None:
+            self._call(self._end())
+            self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        self._loop.close()
+            self._loop.close()
+        self._closed = True
+        self._inbox.put(Delivery(Closed()))
+
+    async def _end(self) -> None:
+        if self._running is not None:
+            await self._engine.stop()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -118,6 +134,9 @@ class Consumer:
         self.close()
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if self._loop is None or self._closed:
+            coroutine.close()
+            raise RuntimeError("the consumer is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     @property
@@ -136,11 +155,15 @@ class Consumer:
     # ---- reading -------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Change]:
-        """Changes one by one, until the end that was asked for."""
+        """Changes one by one, until the end that was asked for.
+
+        A loop that was left goes on where it was.
+        """
         desk = self._desk
-        for event in self.events():
+        yield from desk.changes()
+        while (event := self._next(None, whole=False)) is not None:
             if isinstance(event, Rows):
-                yield from desk.changes(event)
+                yield from desk.changes()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Changes by the thousand, as columns (`upriver.wire.columns.SCHEMA`)."""
@@ -155,8 +178,13 @@ class Consumer:
 
     def poll(self, timeout: float | None = None) -> Event | None:
         """The next event; None at the end of the reading, or after ``timeout`` seconds."""
+        rest = None if self._closed else self._desk.rest()
+        return rest or self._next(timeout, whole=True)
+
+    def _next(self, timeout: float | None, *, whole: bool) -> Event | None:
         desk = self._desk
-        while not self._finished:
+        while not (self._finished or self._closed):
+            desk.check()
             desk.done()
             self._give_back(desk, int(self._settings.buffer * _WORTH_TELLING))
             try:
@@ -167,10 +195,10 @@ class Consumer:
                     delivery = self._inbox.get(timeout=timeout)
                 except queue.Empty:
                     return None
-            event = desk.take(delivery)
+            event = desk.take(delivery, whole=whole)
             if isinstance(event, Finished):
                 self._finished = True
-            elif event is not None:
+            elif event is not None and not isinstance(event, Closed):
                 return event
         return None
 
@@ -181,8 +209,9 @@ class Consumer:
 
     def _give_back(self, desk: Desk, at_least: int) -> None:
         owed = desk.owed(at_least=at_least)
-        if owed:
-            self._loop.call_soon_threadsafe(_give_all_back, owed)
+        if owed and self._loop is not None:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(_give_all_back, owed)
 
     # ---- where it is ---------------------------------------------------------------------
 
@@ -196,6 +225,7 @@ class Consumer:
 
     def status(self) -> ReadingStatus:
         """What is connected, what flows, and how far the reading is."""
+        self._in_use()
         return self._call(self._status())
 
     async def _status(self) -> ReadingStatus:

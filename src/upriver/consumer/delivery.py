@@ -8,7 +8,7 @@ from ..errors import UpriverError
 from ..session.events import Event
 from .node import NodeConnection
 
-__all__ = ["Delivery", "Failed", "Finished"]
+__all__ = ["Closed", "Delivery", "Failed", "Finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Closed:
+    """The application hung up, perhaps in another thread than the one that waits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """Something for the application. A carrier counts it as held until it is given back."""
 
-    event: Event | Failed | Finished
+    event: Event | Failed | Finished | Closed
     carrier: NodeConnection | None = None

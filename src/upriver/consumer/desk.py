@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ..errors import UpriverError
 from ..model import Datatype
 from ..session.events import (
     Event,
@@ -25,7 +26,7 @@ from ..wire.values import inflate
 from .bearings import Bearings
 from .changes import Change, changes_of
 from .checkpoint import Checkpoint, CheckpointStore
-from .delivery import Delivery, Failed, Finished
+from .delivery import Closed, Delivery, Failed, Finished
 from .ledger import Ledger
 from .node import NodeConnection
 from .settings import ConsumerSettings, RollbackPolicy
@@ -63,27 +64,37 @@ class Desk:
         self._store = checkpoint
         self.ledger = Ledger(bearings.positions)
         self._current: Delivery | None = None
+        #: The rows of it as the application sees them, and those that it has not got one by one.
+        self._shown: Rows | None = None
+        self._left: Iterator[Change] = iter(())
+        self._failure: UpriverError | None = None
         #: What the application is done with and its connections have not heard of yet.
         self._owed: dict[NodeConnection, int] = {}
         self.rows = 0
 
-    def take(self, delivery: Delivery) -> Event | Finished | None:
-        """Takes a delivery; returns what the application shall see, and raises what it must."""
+    def take(self, delivery: Delivery, *, whole: bool = True) -> Event | Finished | Closed | None:
+        """Takes a delivery; returns what the application shall see, and raises what it must.
+
+        ``whole`` rows are handed out at once, others one by one with `changes`.
+        """
         event = delivery.event
         if isinstance(event, Failed):
+            self._failure = event.error
             raise event.error
         if isinstance(event, Finished):
             self.ledger.done()
             return event
         if isinstance(event, Rows):
-            self.ledger.take(event)
+            count = event.batch.num_rows
+            self.ledger.take(event, read=count if whole else 0)
             self._current = delivery
-            if not event.batch.num_rows:
+            if not count:
                 self.done()
                 return None
-            self.rows += event.batch.num_rows
-            self.ledger.read = event.batch.num_rows
-            return self._unpacked(event)
+            self.rows += count
+            self._shown = self._unpacked(event)
+            self._left = iter(()) if whole else changes_of(self._shown.batch)
+            return self._shown
         if isinstance(event, StreamOpened | RolledBack | SystemHappened):
             self.ledger.note(event)
         if isinstance(event, RolledBack):
@@ -98,16 +109,34 @@ class Desk:
             self._on_rollback(told)
         return event
 
-    def changes(self, rows: Rows) -> Iterator[Change]:
-        """The rows one by one; those that were handed out count as read."""
+    def changes(self) -> Iterator[Change]:
+        """The rows that came last one by one; those that were handed out count as read.
+
+        A loop that is left leaves the rest to the next one.
+        """
         ledger = self.ledger
-        for number, change in enumerate(changes_of(rows.batch), 1):
-            ledger.read = number
+        for change in self._left:
+            ledger.read += 1
             yield change
+
+    def rest(self) -> Rows | None:
+        """What the last loop left, to be handed out at once."""
+        shown, read = self._shown, self.ledger.read
+        if shown is None or read == shown.batch.num_rows:
+            return None
+        self._left = iter(())
+        self.ledger.read = shown.batch.num_rows
+        steps = tuple(s._replace(stop=s.stop - read) for s in shown.steps if s.stop > read)
+        return Rows(shown.batch.slice(read), steps)
+
+    def check(self) -> None:
+        """Raises again what ended the reading: nothing comes after it."""
+        if self._failure is not None:
+            raise self._failure
 
     def done(self) -> None:
         """The application is done with what it got last."""
-        delivery, self._current = self._current, None
+        delivery, self._current, self._shown = self._current, None, None
         if delivery is None:
             return
         self.ledger.done()
@@ -148,12 +177,19 @@ class Desk:
         packed = datatypes & Datatype.SNAPPY
         if not packed.any():
             return rows
-        values = [
-            inflate(change.value) if change.datatype & Datatype.SNAPPY else change.value
-            for change in changes_of(rows.batch)
-        ]
+        unpacked = [_inflated(change) for change in changes_of(rows.batch)]
         columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
-        columns["value"] = pa.array(values, pa.binary())
-        columns["datatype"] = pa.array(datatypes & ~Datatype.SNAPPY.value, pa.uint8())
+        columns["value"] = pa.array([value for value, _ in unpacked], pa.binary())
+        columns["datatype"] = pa.array([datatype for _, datatype in unpacked], pa.uint8())
         batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.batch.schema)
         return Rows(batch, rows.steps, rows.counted)
+
+
+def _inflated(change: Change) -> tuple[bytes, int]:
+    """A value and its datatype. One that cannot be unpacked stays as it is, for whoever looks."""
+    if change.datatype & Datatype.SNAPPY:
+        try:
+            return inflate(change.value), change.datatype & ~Datatype.SNAPPY
+        except ValueError:
+            pass
+    return change.value, change.datatype

@@ -26,6 +26,7 @@ from ..errors import (
     Status,
     StatusError,
     StreamEnded,
+    StreamRuleBroken,
     UpriverError,
 )
 from ..model import NO_END, StreamEndReason
@@ -113,7 +114,8 @@ class Engine:
                 vbucket, position, end, self._new_backoff(), idle_since=now
             )
         for connection in bearings.connections:
-            self._adopt(connection)
+            if connection.lost is None:  # others are connected to again
+                self._adopt(connection)
         if self._settings.persisted_everywhere is not None:
             gate = PersistenceGate(
                 bearings,
@@ -202,7 +204,7 @@ class Engine:
             self._over = True
             self._deliver(Delivery(Finished()))
             return 0
-        pause: float | None = None
+        pause = self._leave_the_deaf(now)
         touched = set()
         for reader in waiting:
             if now - reader.idle_since > self._settings.give_up_after:
@@ -217,10 +219,13 @@ class Engine:
             if address is None:
                 self._put_off(reader, now)
                 self._map_is_old = True
-                pause = self._settings.retry_first
+                first = self._settings.retry_first
+                pause = first if pause is None else min(pause, first)
             elif (connection := self._connections.get(address)) is not None:
                 self._place(reader, connection)
                 touched.add(connection)
+                patience = self._settings.answer_timeout
+                pause = patience if pause is None else min(pause, patience)
             elif address not in self._connecting:
                 self._connecting[address] = asyncio.create_task(self._connect(address))
         for connection in touched:
@@ -238,7 +243,23 @@ class Engine:
             same_branch=self._settings.on_rollback is RollbackPolicy.STOP,
         )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
-        reader.carrier = connection
+        reader.carrier, reader.asked_at = connection, asyncio.get_running_loop().time()
+
+    def _leave_the_deaf(self, now: float) -> float | None:
+        """Leaves nodes that do not answer a reader; returns when the next one has had its time."""
+        patience = self._settings.answer_timeout
+        pause: float | None = None
+        for reader in self._readers.values():
+            node = reader.carrier
+            if node is None or reader.flowed or not node.listens:
+                continue
+            left = reader.asked_at + patience - now
+            if left <= 0:
+                problem = f"did not answer the request for vbucket {reader.vbucket}"
+                node.leave(ConnectionFailed(problem, "is it overloaded?"))
+            else:
+                pause = left if pause is None else min(pause, left)
+        return pause
 
     def _put_off(self, reader: Reader, now: float) -> None:
         reader.not_before = now + reader.backoff.next_pause()
@@ -248,6 +269,8 @@ class Engine:
         backoff = self._backoffs.setdefault(address, self._new_backoff())
         try:
             connection = await self._bearings.connect(address)
+            if connection.lost is not None:
+                raise connection.lost
         except (AuthenticationFailed, BucketNotFound, ConfigError) as error:
             self._fail(error)
             return
@@ -306,7 +329,8 @@ class Engine:
         self.counts["connections lost"] += 1
         if isinstance(error, RemoteProtocolError):
             self._broken_in_a_row += 1
-            self.counts[f"broken rule: {getattr(error, 'rule', 'decoding')}"] += 1
+            rule = error.rule if isinstance(error, StreamRuleBroken) else "decoding"
+            self.counts[f"broken rule: {rule}"] += 1
             if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
                 self._fail(error)
         now = asyncio.get_running_loop().time()
@@ -324,8 +348,9 @@ class Engine:
 
     def _leave(self, reader: Reader, now: float, trouble: UpriverError) -> None:
         reader.carrier = None
-        reader.idle_since = now
         reader.trouble = trouble
+        if reader.flowed:
+            reader.flowed, reader.idle_since = False, now
 
     def _told(self, connection: NodeConnection, events: list[Event]) -> None:
         for event in events:
@@ -350,6 +375,7 @@ class Engine:
         if isinstance(event, StreamOpened):
             reader = self._readers[event.vbucket]
             reader.backoff.reset()
+            reader.flowed = True
             if reader.carrier is not None:
                 self._backoffs.setdefault(reader.carrier.address, self._new_backoff()).reset()
         elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
@@ -404,3 +430,5 @@ class Engine:
                     self._learn_map(self._bearings.parse_map(event.value, connection.address))
                 except RemoteProtocolError as problem:
                     _log.warning("%s", problem)
+                except ConfigError as problem:
+                    self._fail(problem)

@@ -2,10 +2,12 @@
 
 A session is ahead of its reader by what lies in between, so the reader has its own account. It is
 kept in terms of events; of an event that is being read row by row, the rows that were read count.
+Any thread may ask how far it is, while one reads.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 
 from ..session.events import RolledBack, Rows, Step, StreamOpened, SystemHappened
@@ -19,6 +21,7 @@ class Ledger:
 
     def __init__(self, positions: Mapping[int, Position]) -> None:
         self._trackers = {vb: PositionTracker(position) for vb, position in positions.items()}
+        self._lock = threading.Lock()
         self._rows: Rows | None = None
         self._steps: list[Step] = []
         #: Rows of the current event that the reader has.
@@ -28,38 +31,43 @@ class Ledger:
 
     def positions(self) -> dict[int, Position]:
         """Where the reader is in each vbucket."""
-        self._enter()
-        return {vb: tracker.position() for vb, tracker in self._trackers.items()}
+        with self._lock:
+            self._enter()
+            return {vb: tracker.position() for vb, tracker in self._trackers.items()}
 
     def seqnos(self) -> dict[int, int]:
         """Only how far, for those who want to know often."""
-        self._enter()
-        return {vb: tracker.seqno for vb, tracker in self._trackers.items()}
+        with self._lock:
+            self._enter()
+            return {vb: tracker.seqno for vb, tracker in self._trackers.items()}
 
-    def take(self, rows: Rows) -> None:
+    def take(self, rows: Rows, *, read: int = 0) -> None:
         """Begins with an event; `read` then says how many of its rows the reader has."""
         self.done()
-        self._rows, self._steps = rows, list(reversed(rows.steps))
-        self.read = self._entered = 0
+        with self._lock:
+            self._rows, self._steps = rows, list(reversed(rows.steps))
+            self.read, self._entered = read, 0
 
     def done(self) -> None:
         """The reader has the whole current event."""
-        if self._rows is not None:
-            self._apply(reversed(self._steps))
-            self._rows = None
+        with self._lock:
+            if self._rows is not None:
+                self._apply(reversed(self._steps))
+                self._rows = None
 
     def note(self, event: StreamOpened | RolledBack | SystemHappened) -> None:
         """Something happened to a stream."""
         self.done()
-        tracker = self._trackers[event.vbucket]
-        if isinstance(event, StreamOpened):
-            tracker.follow(event.log)
-        elif isinstance(event, RolledBack):
-            if not event.refused:
-                self._trackers[event.vbucket] = PositionTracker(event.to)
-        else:
-            uid = getattr(event.event, "manifest_uid", 0)
-            tracker.manifest_uid = max(tracker.manifest_uid, uid)
+        with self._lock:
+            tracker = self._trackers[event.vbucket]
+            if isinstance(event, StreamOpened):
+                tracker.follow(event.log)
+            elif isinstance(event, RolledBack):
+                if not event.refused:
+                    self._trackers[event.vbucket] = PositionTracker(event.to)
+            else:
+                uid = getattr(event.event, "manifest_uid", 0)
+                tracker.manifest_uid = max(tracker.manifest_uid, uid)
 
     def _enter(self) -> None:
         """Enters the rows that were read of the current event."""

@@ -127,8 +127,8 @@ class NodeConnection(asyncio.BufferedProtocol):
                 f"does not agree on TLS: {reason}",
                 "is it a TLS port, and is its authority among those we believe?",
             ) from None
-        except OSError as problem:
-            reason = problem.strerror or str(problem)
+        except (OSError, UnicodeError) as problem:  # a name may be none that can be looked up
+            reason = getattr(problem, "strerror", None) or str(problem)
             raise ConnectionFailed(
                 f"cannot be reached: {reason}", "is a server running there?"
             ) from None
@@ -201,8 +201,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(self._settings.answer_timeout):
                 return await answer
         except TimeoutError:
-            name = type(request).__name__
-            raise ConnectionFailed(f"did not answer {name}", "is it overloaded?") from None
+            problem = f"did not answer {type(request).__name__}"
+            raise self._named(ConnectionFailed(problem, "is it overloaded?")) from None
         finally:
             self._waiting.pop(opaque, None)
 
@@ -218,8 +218,19 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._acknowledge()
         if not self._reading and self.held <= self._settings.buffer:
             self._reading = True
+            if self._silence is not None:
+                self._silence.heard(self._loop.time())  # nobody listened until now
             if self._transport is not None:
                 self._transport.resume_reading()
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is read from: not while the application has more than enough to read."""
+        return self._reading
+
+    def leave(self, problem: UpriverError) -> None:
+        """Hangs up because of a problem, of which the owner is told."""
+        self._over(problem)
 
     def close(self) -> None:
         """Hangs up without telling the owner, who knows."""
@@ -297,7 +308,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def _write(self, data: bytes) -> None:
-        if data and self._transport is not None:
+        if data and self._transport is not None and self.lost is None:
             self._transport.write(data)
 
     # ---- time and end --------------------------------------------------------------------

@@ -49,7 +49,10 @@ class Reader:
     done: bool = False
     #: Not to be tried again before, on the loop's clock.
     not_before: float = 0.0
-    #: Since when it is not carried, on the loop's clock.
+    #: When it was last asked for, on the loop's clock, and whether that was granted.
+    asked_at: float = 0.0
+    flowed: bool = False
+    #: Since when its changes do not flow, on the loop's clock, however often it was asked for.
     idle_since: float = 0.0
     trouble: UpriverError | None = field(default=None, repr=False)
 

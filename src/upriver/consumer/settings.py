@@ -128,11 +128,15 @@ class ConsumerSettings:
             raise ConfigError(f"a connection's name has at most {_MAX_NAME} bytes")
         if self.vbuckets is not None and not self.vbuckets:
             raise ConfigError("there is no vbucket to read")
-        old = self.dialect not in ("auto", "dcp")
-        if old and (self.scope or self.collections or self.xattrs or not self.values):
+        if self.dialect not in ("auto", "dcp") and self.needs_dcp:
             raise ConfigError(
                 f"draft {self.dialect} has no collections and no xattrs, and always sends values"
             )
+
+    @property
+    def needs_dcp(self) -> bool:
+        """Whether something is wanted that none of the older drafts has."""
+        return bool(self.scope or self.collections or self.xattrs or not self.values)
 
     @property
     def connection_name(self) -> str:
