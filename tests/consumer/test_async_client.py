@@ -32,6 +32,7 @@ from upriver.consumer import (
     Rollback,
     RollbackPolicy,
     Rows,
+    StreamFinished,
     StreamOpened,
 )
 from upriver.errors import ConfigError, ConnectionFailed, RollbackRequired, StreamRuleBroken
@@ -106,7 +107,7 @@ def test_batches_and_events(shared: TemporaryProducer) -> None:
             assert consumer.collections.names(0) == ("_default", "_default")
         async with AsyncConsumer(shared.source, end="now") as consumer:
             kinds = {type(event) async for event in consumer.events()}
-        assert kinds == {StreamOpened, Rows}
+        assert kinds == {StreamOpened, Rows, StreamFinished}
 
     run(read())
 

@@ -458,3 +458,24 @@ def test_positions_are_those_of_whole_numbers(shared: TemporaryProducer) -> None
     assert isinstance(position, Position)
     assert position.is_consistent
     assert position.log == shared.bucket.failover_log(0)
+
+
+def test_positions_of_vbuckets_that_are_not_read_are_kept() -> None:
+    with TemporaryProducer(vbuckets=4) as producer:
+        fill(producer, 40)
+        store = MemoryCheckpoint()
+        with Consumer(producer.source, end="now", checkpoint=store) as consumer:
+            list(consumer)
+            consumer.save()
+        whole = store.load()
+        fill(producer, 40, start=40)
+        with Consumer(
+            producer.source, end="now", checkpoint=store, vbuckets=frozenset({1})
+        ) as consumer:
+            list(consumer)
+            consumer.save()
+        saved = store.load()
+    assert whole is not None
+    assert saved is not None
+    assert saved.position(1).seqno > whole.position(1).seqno
+    assert all(saved.position(vb) == whole.position(vb) for vb in (0, 2, 3))

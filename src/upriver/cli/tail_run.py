@@ -24,6 +24,7 @@ from ..consumer.checkpoint import Checkpoint
 from ..consumer.checkpoint_files import FileCheckpoint
 from ..consumer.client import Consumer
 from ..errors import UpriverError
+from ..model import StreamEndReason
 from ..session.events import Event, Flushed, RolledBack, Rows, StreamFinished
 from ..session.position import Position
 from .tail_status import StatusLine, summary
@@ -180,7 +181,9 @@ class Run:
             if isinstance(event, Rows):
                 if self._take(event):
                     return "limit"
-            elif isinstance(event, RolledBack | Flushed | StreamFinished):
+            elif isinstance(event, RolledBack | Flushed) or (
+                isinstance(event, StreamFinished) and event.reason is not StreamEndReason.OK
+            ):
                 self._write(self._lines.incident(event))
             elif event is None:
                 if self._consumer.finished:

@@ -154,11 +154,14 @@ class Desk:
     # ---- positions -----------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
+        """Where the application is; in vbuckets that it does not read, where it was before."""
+        start = self._settings.start
+        before = start.positions if isinstance(start, Checkpoint) else {}
         return Checkpoint(
             bucket=self._source.bucket,
             bucket_uuid=self._bearings.map.bucket_uuid,
             vbuckets=len(self._bearings.map.vbuckets),
-            positions=self.ledger.positions(),
+            positions={**before, **self.ledger.positions()},
         )
 
     def save(self) -> None:

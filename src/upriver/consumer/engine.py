@@ -196,6 +196,9 @@ class Engine:
                     pass
         except UpriverError as error:
             self._fail(error)
+        except Exception as error:  # a fault of ours must not look like a quiet bucket
+            _log.exception("the reading of %s failed", self._source)
+            self._fail(UpriverError(f"the reading failed: {error!r}"))
 
     def _place_all(self, now: float) -> float | None:
         """Places what can be placed now; returns when to look again, None if when woken."""
@@ -400,15 +403,14 @@ class Engine:
         ended = event.reason.name.lower().replace("_", " ")
         self._leave(reader, now, StreamEnded(vbucket=event.vbucket, reason=ended))
         self._wake.set()
-        if event.reason is StreamEndReason.OK and reader.end != NO_END:
+        at_its_end = event.reason is StreamEndReason.OK and reader.end != NO_END
+        if at_its_end or event.reason is StreamEndReason.FILTER_EMPTY:
             reader.done = True
+            self._deliver(Delivery(event))
         elif event.reason in _REOPENED:
             self.counts[f"stream ended: {ended}"] += 1
             self._put_off(reader, now)
             self._map_is_old = True
-        elif event.reason is StreamEndReason.FILTER_EMPTY:
-            reader.done = True
-            self._deliver(Delivery(event))
         else:
             self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
 

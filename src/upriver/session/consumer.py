@@ -324,7 +324,8 @@ class ConsumerSession:
     def _left_behind(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> bool:
         """Whether a reader that keeps to one branch is too late for it; its stream is closed."""
         wanted = stream.tracker.vbuuid
-        if not stream.options.same_branch or not len(log) or log.newest.vbuuid == wanted:
+        keeps_to_one = stream.options.same_branch and wanted != 0
+        if not keeps_to_one or not len(log) or log.newest.vbuuid == wanted:
             return False
         known = log.branch_end(wanted, NO_END) is not None
         reason = RollbackReason.DIVERGED if known else RollbackReason.UNKNOWN_BRANCH
