@@ -1,0 +1,53 @@
+"""The fixtures as somebody else's test suite sees them: a project of its own, run by pytest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SUITE = """
+from upriver.consumer import Consumer
+
+
+def keys(source):
+    with Consumer(source, end="now") as consumer:
+        return sorted(change.key for change in consumer)
+
+
+def test_a_producer(upriver_producer):
+    upriver_producer.write(b"order:1", b"{}")
+    assert keys(upriver_producer.source) == [b"order:1"]
+
+
+def test_another_one_is_empty(upriver_producer):
+    assert keys(upriver_producer.source) == []
+
+
+def test_settings(upriver_producers):
+    first, second = upriver_producers(vbuckets=2), upriver_producers(vbuckets=4)
+    assert first.port != second.port
+    assert second.bucket.settings.vbuckets == 4
+
+
+def test_a_network_that_breaks(upriver_behind_proxy):
+    producer, proxy = upriver_behind_proxy
+    for number in range(100):
+        producer.write(b"k%d" % number, b"v")
+    with Consumer(producer.source, retry_first=0.01) as consumer:
+        changes = iter(consumer)
+        seen = {next(changes).key for _ in range(50)}
+        proxy.cut()
+        producer.write(b"last", b"v")
+        while b"last" not in seen:
+            seen.add(next(changes).key)
+    assert len(seen) == 101
+"""
+
+
+def test_fixtures_are_found_and_work(tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(SUITE)
+    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", str(tmp_path)]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
+    assert "4 passed" in answer.stdout
