@@ -19,7 +19,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         for name in ("PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"):
             patch.delenv(name, raising=False)
         patch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-        session = sessions.start(
+        session = sessions.session(
             "tests",
             master="local[2]",
             config={

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UpriverError
 from ..model import FailoverLog, Snapshot, StreamOffset
 from ..session.position import Position
 from .admission import Limits
@@ -25,7 +25,7 @@ from .filters import Wanted
 from .offsets import Offset
 from .options import ReadOptions
 from .planning import from_positions
-from .reading import partition, steps_between
+from .reading import ReadStep, partition, steps_between
 from .stream_reader import StepsPartition, task_count
 from .task import read_whole_snapshots
 
@@ -34,6 +34,14 @@ __all__ = ["DcpBatchReader", "batch_reader"]
 #: Spark loads this module where it is allowed to push filters; a reader that takes them elsewhere
 #: is refused.
 _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class _Share(StepsPartition):
+    """The work of one task, and what the plan found out: Spark pickles the reader before it."""
+
+    def __init__(self, steps: Sequence[ReadStep], collections: tuple[str, ...]) -> None:
+        super().__init__(steps)
+        self.collections = collections
 
 
 class DcpBatchReader(DataSourceReader):
@@ -46,21 +54,27 @@ class DcpBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[StepsPartition]:
         driver = Driver(self._options)
         try:
-            options = self._narrowed(driver)
-            if options is None:
-                return []
-            self._options = options
-            driver.narrow(options)
-            first = self._first(driver)
-            last = driver.next_offset(first, Limits(target=self._target(driver)))
-            groups = partition(steps_between(first, last), task_count(options, driver.nodes()))
+            groups = self._planned(driver)
         finally:
             driver.close()
-        return [StepsPartition(group) for group in groups]
+        # where there is no partition, Spark makes one that nobody can read
+        return [_Share(group, self._options.collections) for group in groups or [()]]
+
+    def _planned(self, driver: Driver) -> Sequence[Sequence[ReadStep]]:
+        """The work of each task."""
+        options = self._narrowed(driver)
+        if options is None:
+            return ()
+        self._options = options
+        driver.narrow(options)
+        first = self._first(driver)
+        last = driver.next_offset(first, Limits(target=self._target(driver)))
+        return partition(steps_between(first, last), task_count(options, driver.nodes()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, StepsPartition)
-        return read_whole_snapshots(self._options, partition.steps, self._wanted)
+        assert isinstance(partition, _Share)
+        options = replace(self._options, collections=partition.collections)
+        return read_whole_snapshots(options, partition.steps, self._wanted)
 
     # ---- what filters spare --------------------------------------------------------------
 
@@ -100,8 +114,17 @@ class DcpBatchReader(DataSourceReader):
     def _target(self, driver: Driver) -> dict[int, int]:
         """How far each vbucket is read at least."""
         highs = driver.target()
+        wanted = self._options.vbuckets or frozenset(range(driver.identity().vbuckets))
+        if missing := sorted(wanted - highs.keys()):
+            raise UpriverError(
+                f"{len(missing)} vbuckets have no server now, the first is vbucket {missing[0]}; "
+                "wait until the cluster is complete, or name those to read in vbuckets"
+            )
         ending = self._options.ending
-        until = {vb: min(high, self._wanted.until) for vb, high in highs.items()}
+        until = {
+            vb: min(high, self._wanted.until) if high > self._wanted.after else 0
+            for vb, high in highs.items()
+        }
         if ending is None:
             return until
         return {vb: min(end, until[vb]) for vb, end in ending.items() if vb in until}

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 from ..consumer.client import Consumer
 from ..consumer.collections import Collections
 from ..consumer.settings import ConsumerSettings
 from ..consumer.survey import Sight, Survey
-from ..errors import ConfigError, ConnectionFailed, UpriverError
+from ..consumer.topology import ClusterMap
+from ..errors import (
+    AuthenticationFailed,
+    BucketNotFound,
+    ConfigError,
+    ConnectionFailed,
+    UpriverError,
+)
 from ..model import FailoverLog
 from .admission import Limits
 from .offsets import Offset, SourceIdentity
@@ -26,8 +33,12 @@ __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 #: Seconds between two looks while nothing happens.
 _POLL: Final = 0.02
+#: Seconds between two attempts to find a node.
+_PAUSE: Final = 0.2
 #: Seconds between two looks at vbuckets that seem to stand still: after a failover a vbucket can
 #: come to the very seqno that it had before.
 _SWEEP: Final = 5.0
@@ -41,17 +52,23 @@ _USUAL_ROW: Final = 512.0
 
 
 class Driver:
-    """Plans batches of one source."""
+    """Plans batches of one source.
 
-    def __init__(self, options: ReadOptions) -> None:
+    ``patience`` is for how many seconds a look waits for vbuckets that no node serves, while there
+    are others; by default as long as for a node.
+    """
+
+    def __init__(self, options: ReadOptions, *, patience: float = float("inf")) -> None:
         self._options = options
         self._survey = Survey(
             options.source,
             options.access,
             timeout=options.request_timeout,
-            patience=options.retry_timeout,
+            patience=min(patience, options.retry_timeout),
         )
         self._swept_at = -_SWEEP
+        #: Vbuckets of the last batch: only another look tells whether its tasks were refused.
+        self._unproved: set[int] = set()
         self._row_size = _USUAL_ROW
         self._sampled_at = -_SAMPLE_SECONDS
         #: How far the bucket was at the last look.
@@ -62,11 +79,27 @@ class Driver:
 
     def identity(self) -> SourceIdentity:
         """Which history of changes this is."""
-        found = self._survey.map()
+        found = self._map()
         return SourceIdentity(found.bucket, found.bucket_uuid, len(found.vbuckets))
 
     def nodes(self) -> int:
-        return len(self._survey.map().nodes)
+        return len(self._map().nodes)
+
+    def _map(self) -> ClusterMap:
+        return self._patiently(self._survey.map)
+
+    def _patiently(self, ask: Callable[[], _T]) -> _T:
+        """Asks again while no node answers, for as long as one may be gone."""
+        deadline = time.monotonic() + self._options.retry_timeout
+        while True:
+            try:
+                return ask()
+            except (AuthenticationFailed, BucketNotFound):
+                raise
+            except ConnectionFailed:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_PAUSE)
 
     def narrow(self, options: ReadOptions) -> None:
         """Looks at less from now on."""
@@ -77,7 +110,8 @@ class Driver:
 
     def look(self) -> dict[int, Sight]:
         """Every vbucket that is wanted, as it is now."""
-        return self._survey.look(self._wanted(range(self.identity().vbuckets)))
+        wanted = self._wanted(range(self.identity().vbuckets))
+        return self._patiently(lambda: self._survey.look(wanted))
 
     # ---- offsets -------------------------------------------------------------------------
 
@@ -91,7 +125,11 @@ class Driver:
         if starting == "earliest":
             return from_beginning(source)
         if starting == "latest":
-            return from_latest(source, self._facts(from_beginning(source), self.look()))
+            found = self._with_logs(self._patiently(self._survey.look))
+            return from_latest(
+                source,
+                {vb: VBucketFacts(sight.high_seqno, log) for vb, (sight, log) in found.items()},
+            )
         starting.require_same_bucket(
             bucket=source.bucket, bucket_uuid=source.bucket_uuid, vbuckets=source.vbuckets
         )
@@ -107,8 +145,12 @@ class Driver:
                     self._learn_row_size(previous, facts)
                     limits = Limits(limits.rows, limits.bytes, self._row_size, limits.target)
                 planned = plan(previous, facts, limits)
+                self._unproved -= facts.keys()
                 if planned != previous:
                     self._refuse_losses(previous, planned, facts)
+                    self._unproved |= {
+                        vb for vb, step in planned.progress.items() if step != previous.at(vb)
+                    }
                     return planned
             if time.monotonic() >= deadline:
                 return previous
@@ -116,12 +158,22 @@ class Driver:
 
     def target(self) -> dict[int, int]:
         """What "available now" means now."""
-        self.highs = self._survey.high_seqnos()
+        self.highs = self._patiently(self._survey.high_seqnos)
         return dict(self.highs)
+
+    def standing(self, reached: Offset) -> dict[str, int]:
+        """How far the bucket was at the last look, and how far behind that an offset is."""
+        highs = {vb: self.highs[vb] for vb in self._wanted(self.highs)}
+        return {
+            "vbuckets": len(highs),
+            "seqnos": sum(highs.values()),
+            "behind": sum(max(0, high - reached.at(vb).seqno) for vb, high in highs.items()),
+        }
 
     def newest_branches(self, end: Offset) -> dict[int, int]:
         """The branches that are served now, for a batch that is read again after a crash."""
-        return {vb: sight.vbuuid for vb, sight in self._survey.look(list(end.progress)).items()}
+        sights = self._patiently(lambda: self._survey.look(list(end.progress)))
+        return {vb: sight.vbuuid for vb, sight in sights.items()}
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -131,14 +183,18 @@ class Driver:
 
     def _moved(self, previous: Offset) -> dict[int, Sight]:
         """Those vbuckets that may have something new."""
-        self.highs = self._survey.high_seqnos()
+        self.highs = self._patiently(self._survey.high_seqnos)
         vbuckets = self._wanted(self.highs)
         now = time.monotonic()
         if now - self._swept_at < _SWEEP:
-            vbuckets = [vb for vb in vbuckets if self.highs[vb] != previous.at(vb).seqno]
+            vbuckets = [
+                vb
+                for vb in vbuckets
+                if vb in self._unproved or self.highs[vb] != previous.at(vb).seqno
+            ]
         else:
             self._swept_at = now
-        return self._survey.look(vbuckets) if vbuckets else {}
+        return self._patiently(lambda: self._survey.look(vbuckets)) if vbuckets else {}
 
     def _facts(self, previous: Offset, sights: dict[int, Sight]) -> dict[int, VBucketFacts]:
         facts: dict[int, VBucketFacts] = {}

@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
     In,
     LessThan,
     LessThanOrEqual,
-    StringStartsWith,
 )
 
 from ..consumer.collections import Collections
@@ -42,9 +41,11 @@ class Wanted:
     #: Only changes after the one and up to the other.
     after: int = 0
     until: int = _LAST_SEQNO
-    #: None for any; else one of these, or beginning so.
+    #: None for any; else one of these.
     keys: frozenset[bytes] | None = None
-    prefix: bytes = b""
+    #: Only keys from the one up to the other, both included; None for no such end.
+    first_key: bytes = b""
+    last_key: bytes | None = None
     #: Names; None for any.
     collections: frozenset[str] | None = None
     scopes: frozenset[str] | None = None
@@ -65,8 +66,11 @@ class Wanted:
             return self._one_of(name, (one.value,))
         if isinstance(one, In):
             return self._one_of(name, one.value)
-        if name == "key" and isinstance(one, StringStartsWith):
-            return replace(self, prefix=max(self.prefix, _bytes(one.value), key=len))
+        if name == "key" and isinstance(one, GreaterThan | GreaterThanOrEqual):
+            return replace(self, first_key=max(self.first_key, _bytes(one.value)))
+        if name == "key" and isinstance(one, LessThan | LessThanOrEqual):
+            known = () if self.last_key is None else (self.last_key,)
+            return replace(self, last_key=min((_bytes(one.value), *known)))
         if name not in ("seqno", "vbucket") or not isinstance(getattr(one, "value", None), int):
             return self
         return self._range(name, one)
@@ -111,6 +115,11 @@ class Wanted:
         return chosen
 
     @property
+    def ends(self) -> bool:
+        """Whether nothing is wanted beyond a seqno."""
+        return self.until < _LAST_SEQNO
+
+    @property
     def names_collections(self) -> bool:
         return self.collections is not None or self.scopes is not None
 
@@ -130,10 +139,11 @@ class Wanted:
         if self.keys is not None:
             keys = pa.array(sorted(self.keys), pa.binary())
             batch = batch.filter(pc.is_in(batch.column("key"), keys))
-        if self.prefix:
-            begins: Any = pc.starts_with
-            batch = batch.filter(begins(batch.column("key"), self.prefix))
-        if self.after or self.until < _LAST_SEQNO:
+        if self.first_key:
+            batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(self.first_key)))
+        if self.last_key is not None:
+            batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(self.last_key)))
+        if self.after or self.ends:
             seqnos = batch.column("seqno").to_numpy()
             batch = batch.filter(pa.array((seqnos > self.after) & (seqnos <= self.until)))
         return batch

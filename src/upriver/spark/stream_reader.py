@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,11 +22,17 @@ from pyspark.sql.streaming.datasource import (
 
 from .admission import Limits
 from .driver import Driver
+from .offsets import Offset
 from .options import ReadOptions
 from .reading import ReadStep, partition, steps_between
 from .task import read_steps
 
 __all__ = ["DcpStreamReader", "StepsPartition", "task_count"]
+
+
+#: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
+#: all the others wait with it.
+_PATIENCE: Final = 1.0
 
 
 class StepsPartition(InputPartition):
@@ -52,14 +58,16 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[int, int] | None = None
         #: The end of the batch that was planned last, which is not replayed.
         self._planned: dict[str, Any] | None = None
+        self._reached: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_driver": None, "_target": None, "_planned": None}
+        at_work = dict.fromkeys(("_driver", "_target", "_planned", "_reached"))
+        return {**self.__dict__, **at_work}
 
     @property
     def _at_work(self) -> Driver:
         if self._driver is None:
-            self._driver = Driver(self._options)
+            self._driver = Driver(self._options, patience=_PATIENCE)
         return self._driver
 
     # ---- planning ------------------------------------------------------------------------
@@ -87,6 +95,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return driver.first_offset().to_dict()
         patience = 0.0 if self._target is not None else self._options.long_poll
         planned = driver.next_offset(previous, self._limits(limit), patience=patience)
+        self._reached = planned
         # what is equal must be the same text, and it is if it is the same object
         self._planned = start if planned == previous else planned.to_dict()
         return self._planned
@@ -103,9 +112,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._at_work.target()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """How far the bucket is, for the query's progress."""
-        highs = self._at_work.highs
-        return {"vbuckets": len(highs), "seqnos": sum(highs.values())} if highs else None
+        """How far the bucket is, and how far behind the last plan is, for the query's progress."""
+        return self._at_work.standing(self._reached) if self._reached is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[StepsPartition]:
         driver = self._at_work

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,14 @@ import pyarrow as pa
 from ..consumer.client import Consumer
 from ..consumer.settings import ConsumerSettings, RollbackPolicy
 from ..consumer.survey import Survey
-from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
+from ..errors import (
+    AuthenticationFailed,
+    BucketNotFound,
+    ConnectionFailed,
+    RemoteProtocolError,
+    RollbackRequired,
+    UpriverError,
+)
 from ..model import FailoverLog
 from ..session.events import RollbackReason, RolledBack, Rows, StreamOpened
 from ..session.position import Position
@@ -31,7 +39,7 @@ from .rows import RowBuilder
 __all__ = ["read_steps", "read_whole_snapshots"]
 
 _VBUCKETS: Final = 1 << 16
-#: Seconds between two attempts to find a node that knows a branch.
+#: Seconds between two attempts to find a node, or one that knows a branch.
 _PAUSE: Final = 0.2
 
 
@@ -51,6 +59,20 @@ def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
         give_up_after=options.retry_timeout,
         **chosen,  # type: ignore[arg-type]
     )
+
+
+def _started(options: ReadOptions, settings: ConsumerSettings) -> Consumer:
+    """A consumer that has found its bucket, however often it loses a connection on the way."""
+    deadline = time.monotonic() + options.retry_timeout
+    while True:
+        try:
+            return Consumer(options.source, access=options.access, settings=settings).start()
+        except (AuthenticationFailed, BucketNotFound):
+            raise
+        except ConnectionFailed:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_PAUSE)
 
 
 def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.RecordBatch]:
@@ -90,7 +112,7 @@ def read_whole_snapshots(
     positions = {step.vbucket: _position(step) for step in steps if step.has_range}
     if not positions:
         return
-    exact = options.ending is not None
+    exact = options.ending is not None or wanted.ends
     ends = {step.vbucket: step.end for step in steps}
     with Survey(
         options.source,
@@ -100,9 +122,11 @@ def read_whole_snapshots(
     ) as survey:
         # after a failover there may be less than was planned, and a stream would wait for it
         highs = survey.high_seqnos()
+    if missing := sorted(positions.keys() - highs.keys()):
+        raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
     until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
     settings = _settings(options, start=positions, end=until, on_rollback=RollbackPolicy.FAIL)
-    with Consumer(options.source, access=options.access, settings=settings) as consumer:
+    with closing(_started(options, settings)) as consumer:
         names.consumer = consumer
         for event in consumer.events():
             if isinstance(event, StreamOpened):
@@ -156,8 +180,7 @@ class _Attempt:
             on_rollback=RollbackPolicy.STOP,
         )
         ends = _as_array({vb: self._steps[vb].end for vb in self._positions})
-        source, access = self._options.source, self._options.access
-        with Consumer(source, access=access, settings=settings) as consumer:
+        with closing(_started(self._options, settings)) as consumer:
             self._names.consumer = consumer
             for event in consumer.events():
                 if isinstance(event, Rows):
