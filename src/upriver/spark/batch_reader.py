@@ -25,8 +25,8 @@ from .filters import Wanted
 from .offsets import Offset
 from .options import ReadOptions
 from .planning import from_positions
-from .reading import ReadStep, partition, steps_between
-from .stream_reader import StepsPartition, task_count
+from .reading import ReadStep, steps_between
+from .stream_reader import StepsPartition, groups_for
 from .task import read_whole_snapshots
 
 __all__ = ["DcpBatchReader", "batch_reader"]
@@ -69,7 +69,7 @@ class DcpBatchReader(DataSourceReader):
         driver.narrow(options)
         first = self._first(driver)
         last = driver.next_offset(first, Limits(target=self._target(driver)))
-        return partition(steps_between(first, last), task_count(options, driver.nodes()))
+        return groups_for(options, driver.nodes(), steps_between(first, last))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Share)

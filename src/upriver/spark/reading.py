@@ -131,15 +131,17 @@ def _step(vbucket: int, progress: Progress) -> ReadStep:
     )
 
 
-def partition(steps: Sequence[ReadStep], count: int) -> list[tuple[ReadStep, ...]]:
+def partition(
+    steps: Sequence[ReadStep], count: int, *, least: int = 1
+) -> list[tuple[ReadStep, ...]]:
     """The steps in at most ``count`` groups of about the same size, each for one task.
 
-    No group is empty, and a small batch is one group.
+    No group is empty, and a small batch is one group, unless ``least`` wants more.
     """
     if not steps:
         return []
     if sum(step.size for step in steps) < SMALL_BATCH:
-        count = 1
+        count = least
     groups: list[list[ReadStep]] = [[] for _ in range(max(1, min(count, len(steps))))]
     lightest = [(0, index) for index in range(len(groups))]
     for step in sorted(steps, key=lambda step: (-step.size, step.vbucket)):

@@ -27,7 +27,7 @@ from .options import ReadOptions
 from .reading import ReadStep, partition, steps_between
 from .task import read_steps
 
-__all__ = ["DcpStreamReader", "StepsPartition", "task_count"]
+__all__ = ["DcpStreamReader", "StepsPartition", "groups_for"]
 
 
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
@@ -43,10 +43,13 @@ class StepsPartition(InputPartition):
         self.steps = tuple(steps)
 
 
-def task_count(options: ReadOptions, nodes: int) -> int:
-    """How many tasks a batch has at most: as asked, or as many as can be busy."""
+def groups_for(
+    options: ReadOptions, nodes: int, steps: Sequence[ReadStep]
+) -> list[tuple[ReadStep, ...]]:
+    """The steps of a batch for as many tasks as were asked for, or as can be busy."""
+    least = options.min_partitions or 1
     most = options.num_partitions or max(2 * nodes, os.cpu_count() or 1)
-    return max(most, options.min_partitions or 1)
+    return partition(steps, max(most, least), least=least)
 
 
 class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -122,7 +125,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         branches = None if end == self._planned else driver.newest_branches(last)
         steps = steps_between(first, last, branches)
-        groups = partition(steps, task_count(self._options, driver.nodes()))
+        groups = groups_for(self._options, driver.nodes(), steps)
         return [StepsPartition(group) for group in groups]
 
     def commit(self, end: dict[str, Any]) -> None:
