@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import click
 
 from ..errors import ConfigError
 from ..producer.settings import DEFAULT_PORT, ServerSettings
+from .dashboard import DEFAULT_PORT as DASHBOARD_PORT
+from .dashboard import PagePort
 
 if TYPE_CHECKING:
     from ..producer.service import Producer
@@ -88,6 +91,20 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     "--open-to-all", is_flag=True, help="Allow other addresses although there are no users."
 )
 @click.option(
+    "--dashboard",
+    type=PagePort(),
+    is_flag=False,
+    flag_value=DASHBOARD_PORT,
+    metavar="[PORT]",
+    help=f"Serve a page that shows how it is doing, and metrics.  [default port: {DASHBOARD_PORT}]",
+)
+@click.option(
+    "--dashboard-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address of that page, which asks nobody who they are.",
+)
+@click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     is_eager=True,
@@ -109,6 +126,8 @@ def serve(
     key: Path | None,
     client_authority: Path | None,
     open_to_all: bool,
+    dashboard: int | None,
+    dashboard_host: str,
     verbose: bool,
 ) -> None:
     """Serve a bucket: writes for key-value clients, changes for DCP clients, on one port.
@@ -119,6 +138,7 @@ def serve(
     Examples:
       upriver serve
       upriver serve --data ./bucket --port 0
+      upriver serve --dashboard
       upriver serve --config producer.toml
     """
     # Imported here: loading the store would slow down every other command.
@@ -147,17 +167,39 @@ def serve(
         producer = Producer(
             data or Path(scratch), settings, bucket=bucket, bucket_settings=bucket_settings
         )
-        asyncio.run(_serve(producer))
+        asyncio.run(_serve(producer, (dashboard_host, dashboard)))
 
 
-async def _serve(producer: Producer) -> None:
+async def _serve(producer: Producer, dashboard: tuple[str, int | None]) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with producer:
-        click.echo(f"serving {_address(producer)} ({producer.bucket.settings.vbuckets} vbuckets)")
-        await stopped.wait()
+        with ExitStack() as pages:
+            page = _page(producer, pages, *dashboard)
+            vbuckets = producer.bucket.settings.vbuckets
+            click.echo(f"serving {_address(producer)} ({vbuckets} vbuckets)")
+            if page:
+                click.echo(f"dashboard {page}")
+            await stopped.wait()
+            # In a thread: what looks at the producer may be waiting for its loop.
+            await asyncio.to_thread(pages.close)
+
+
+def _page(producer: Producer, pages: ExitStack, host: str, port: int | None) -> str:
+    """Begins to serve the dashboard, if that is wanted; returns where."""
+    if port is None:
+        return ""
+    from ..dashboard.collector import Collector
+    from ..dashboard.httpd import DashboardServer
+    from .dashboard_feed import ProducerFeed
+
+    feed = ProducerFeed(producer)
+    collector = Collector(feed.look)
+    page = DashboardServer(collector, feed.vbucket, host=host, port=port)
+    pages.enter_context(collector)
+    return pages.enter_context(page).url
 
 
 def _address(producer: Producer) -> str:

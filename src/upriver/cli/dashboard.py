@@ -1,0 +1,104 @@
+"""``upriver dashboard``: the page for tables that pipelines keep, and for a server elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ConfigError
+
+__all__ = ["DEFAULT_PORT", "PagePort", "dashboard"]
+
+#: Beside the ports that Couchbase and its tools take.
+DEFAULT_PORT = 8180
+
+
+class PagePort(click.IntRange):
+    """A port for the page, or, where a file says true or false, the usual one or none."""
+
+    name = "port"
+
+    def __init__(self) -> None:
+        super().__init__(0, 65535)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        if isinstance(value, bool):
+            return DEFAULT_PORT if value else None
+        return super().convert(value, param, context)
+
+
+@click.command()
+@click.argument("watched", metavar="TABLE|URL...", nargs=-1, required=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="0: any free.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on. The page asks nobody who they are.",
+)
+def dashboard(watched: tuple[str, ...], port: int, host: str) -> None:
+    """Show how pipelines and a server are doing, on a page and as metrics for Prometheus.
+
+    TABLE is a change log or mirror; its pipeline may run anywhere that sees the same directory.
+    URL is the dashboard of a server, as `upriver serve --dashboard` prints it; one can be given.
+
+    \b
+    Examples:
+      upriver dashboard ./orders
+      upriver dashboard ./orders http://127.0.0.1:8180
+    """
+    # Imported here: only this command needs them.
+    from ..dashboard.collector import Collector
+    from ..dashboard.httpd import DashboardServer
+    from ..dashboard.progress_file import ProgressFile
+    from ..dashboard.remote import RemoteServer
+    from ..spark.tables.places import TablePlace
+
+    servers = [RemoteServer(one) for one in watched if one.startswith(("http://", "https://"))]
+    if len(servers) > 1:
+        raise ConfigError("one page shows one server: give one URL, and any number of tables")
+    places = [TablePlace.parse(one) for one in watched if "://" not in one or _is_file(one)]
+    if len(servers) + len(places) != len(watched):
+        raise ConfigError("give directories of tables, or http://HOST:PORT of a dashboard")
+    for place in places:
+        if not place.root.is_dir():
+            raise ConfigError(f"there is no table at {place.root}")
+    names = _names([place.root for place in places])
+    files = [ProgressFile(place.progress, name) for place, name in zip(places, names, strict=True)]
+    server = servers[0] if servers else None
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    with (
+        Collector(server.look if server else None, [file.look for file in files]) as collector,
+        DashboardServer(
+            collector, server.vbucket if server else None, host=host, port=port
+        ) as page,
+    ):
+        click.echo(f"dashboard {page.url}")
+        stopped.wait()
+
+
+def _is_file(text: str) -> bool:
+    return text.startswith("file:")
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """The last part of each path, or all of it where two would be the same."""
+    short = [path.name for path in paths]
+    return [
+        str(path) if short.count(name) > 1 or not name else name
+        for path, name in zip(paths, short, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""One page to watch a producer and pipelines, and their figures for Prometheus."""

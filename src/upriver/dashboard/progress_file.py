@@ -1,0 +1,77 @@
+"""Follows the file in which a pipeline writes a line of JSON for every batch.
+
+Only what was added is read. A file that was replaced by a shorter one is read anew, and batches
+that were counted before are not counted again. A line that is no batch is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from .figures import BatchFigures, PipelineFigures, checked
+
+__all__ = ["ProgressFile"]
+
+#: Bytes that one look reads; where there is more, the oldest are left out. Some thousand batches.
+_MOST: Final = 4 * 1024 * 1024
+#: Batches that are shown.
+_RECENT: Final = 60
+
+
+class ProgressFile:
+    """One pipeline's file, which need not be there yet."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._file: tuple[int, int] | None = None
+        self._at = 0
+        self._newest = 0.0
+        self._recent: deque[BatchFigures] = deque(maxlen=_RECENT)
+        self._batches = self._rows = self._rollbacks = self._dead_letters = 0
+
+    def look(self) -> PipelineFigures:
+        for line in self._new_lines():
+            try:
+                batch = checked(BatchFigures, json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+            if batch["time"] > self._newest:
+                self._count(batch)
+        return PipelineFigures(
+            name=self._name,
+            batches=self._batches,
+            rows=self._rows,
+            rollbacks=self._rollbacks,
+            dead_letters=self._dead_letters,
+            recent=list(self._recent),
+        )
+
+    def _count(self, batch: BatchFigures) -> None:
+        self._newest = batch["time"]
+        self._recent.append(batch)
+        self._batches += 1
+        self._rows += batch["rows"]
+        self._rollbacks += batch["rollbacks"]
+        self._dead_letters += batch["dead_letters"]
+
+    def _new_lines(self) -> list[bytes]:
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115 (it may not be there, which is no error)
+        except FileNotFoundError:
+            return []
+        with file:
+            status = os.fstat(file.fileno())
+            identity = status.st_dev, status.st_ino
+            if identity != self._file or status.st_size < self._at:
+                self._file, self._at = identity, 0
+            self._at = max(self._at, status.st_size - _MOST)
+            file.seek(self._at)
+            raw = file.read(_MOST)
+        whole = raw.rfind(b"\n") + 1  # the rest is still being written
+        self._at += whole
+        return raw[:whole].splitlines()

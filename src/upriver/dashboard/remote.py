@@ -1,0 +1,77 @@
+"""Looks at a server through the figures that its own dashboard gives over HTTP."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+from ..errors import ConfigError, UpriverError
+from .figures import FORMAT, ServerFigures, VBucketDetail, checked
+
+__all__ = ["RemoteServer"]
+
+#: Bytes of an answer. A bucket with 1024 vbuckets takes some 50 KiB.
+_MOST: Final = 16 * 1024 * 1024
+#: Seconds for each step of a request.
+_PATIENCE: Final = 5.0
+
+
+_D = TypeVar("_D")
+
+
+class RemoteServer:
+    """A server with a dashboard. Any thread may look."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as problem:
+            raise ConfigError(f"{url!r} is no address of a dashboard: {problem}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigError(f"{url!r} is no address of a dashboard: give http://HOST:PORT")
+        self._secure = parts.scheme == "https"
+        self._host, self._port = host, port
+        self._prefix = parts.path.rstrip("/").removesuffix("/stats.json")
+
+    def look(self) -> ServerFigures:
+        """The server's figures; UpriverError says why there are none."""
+        document = self._fetched("/stats.json")
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise UpriverError(f"{self.url} has no figures that this version understands")
+        if document.get("server") is None:
+            raise UpriverError(f"{self.url} shows no server")
+        return self._usable(ServerFigures, document["server"])
+
+    def vbucket(self, bucket: str, vbucket: int) -> VBucketDetail | None:
+        path = f"/vbucket.json?bucket={quote(bucket, safe='')}&vbucket={vbucket}"
+        return self._usable(VBucketDetail, self._fetched(path))
+
+    def _usable(self, kind: type[_D], value: object) -> _D:
+        try:
+            return checked(kind, value)
+        except ValueError as problem:
+            raise UpriverError(f"the figures of {self.url} cannot be used: {problem}") from None
+
+    def _fetched(self, path: str) -> Any:
+        make = HTTPSConnection if self._secure else HTTPConnection
+        connection = make(self._host, self._port, timeout=_PATIENCE)
+        try:
+            connection.request("GET", self._prefix + path)
+            response = connection.getresponse()
+            body = response.read(_MOST + 1)
+        except (OSError, HTTPException) as problem:
+            raise UpriverError(f"{self.url} cannot be reached: {problem}") from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise UpriverError(f"{self.url} answers with status {response.status}")
+        if len(body) > _MOST:
+            raise UpriverError(f"{self.url} answers with more than {_MOST:,} bytes")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise UpriverError(f"{self.url} answers with something that is no JSON") from None

@@ -1,0 +1,61 @@
+"""What a server has done since it started, as counts. They are added to on the loop's thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["RolledBack", "Traffic"]
+
+#: Readers that were sent back and are remembered: those of a failover of many vbuckets.
+_REMEMBERED: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """A reader that was told to go back."""
+
+    #: Counts up from 1.
+    number: int
+    #: Seconds since 1970.
+    time: float
+    connection: str
+    bucket: str
+    vbucket: int
+    seqno: int
+
+
+class Traffic:
+    """Counts that only grow. Any thread may look."""
+
+    __slots__ = ("messages", "reads", "rollbacks", "rolled_back", "started", "streamed_bytes")
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        #: Requests about a document that were answered without a write.
+        self.reads = 0
+        #: Changes that streams sent, and all bytes that they sent.
+        self.messages = 0
+        self.streamed_bytes = 0
+        self.rollbacks = 0
+        #: The last readers that were sent back.
+        self.rolled_back: deque[RolledBack] = deque(maxlen=_REMEMBERED)
+
+    def streamed(self, messages: int, size: int) -> None:
+        self.messages += messages
+        self.streamed_bytes += size
+
+    def sent_back(self, connection: str, bucket: str, vbucket: int, seqno: int) -> None:
+        self.rollbacks += 1
+        self.rolled_back.append(
+            RolledBack(
+                number=self.rollbacks,
+                time=time.time(),
+                connection=connection,
+                bucket=bucket,
+                vbucket=vbucket,
+                seqno=seqno,
+            )
+        )

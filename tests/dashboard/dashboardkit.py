@@ -1,0 +1,81 @@
+"""A dashboard over a real producer, and how tests ask it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPMessage
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.dashboard.collector import Collector
+from upriver.dashboard.figures import Document, PipelineFigures, checked
+from upriver.dashboard.httpd import DashboardServer
+from upriver.testing import TemporaryProducer
+
+#: Seconds after which something is taken for stuck; never reached when all is well.
+PATIENCE = 60.0
+#: Seconds between two looks: short, so that tests need not wait.
+INTERVAL = 0.05
+
+_T = TypeVar("_T")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    @property
+    def content(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = HTTPConnection(address.hostname, address.port, timeout=PATIENCE)
+    try:
+        connection.request(
+            method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+def eventually(look: Callable[[], _T | None]) -> _T:
+    """What ``look`` finds, as soon as it finds anything."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(INTERVAL / 2)
+    return found
+
+
+def seen(url: str, wanted: Callable[[Document], bool] = lambda document: True) -> Document:
+    """The figures, as soon as they are those that are wanted."""
+
+    def look() -> Document | None:
+        document = checked(Document, ask(url, "/stats.json").content)
+        return document if document["server"] is not None and wanted(document) else None
+
+    return eventually(look)
+
+
+@contextmanager
+def watched(
+    producer: TemporaryProducer, pipelines: Sequence[Callable[[], PipelineFigures]] = ()
+) -> Iterator[str]:
+    """The address of a dashboard that has looked at a producer."""
+    feed = ProducerFeed(producer.producer)
+    with (
+        Collector(feed.look, pipelines, interval=INTERVAL) as collector,
+        DashboardServer(collector, feed.vbucket, port=0) as page,
+    ):
+        seen(page.url)
+        yield page.url
