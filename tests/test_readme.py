@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from doc_blocks import Block, blocks_of, reading
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
-def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
-    namespace: dict[str, object] = {}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), namespace)
-    assert capsys.readouterr().out.splitlines()[:2] == ["True 0", "b'order:1'"]
+def test_the_python_blocks_run_one_after_the_other() -> None:
+    script = "".join(block.code for block in blocks_of(README, "python"))
+    with reading() as reader:
+        printed = reader.run(Block("python", "", script, 0))
+    assert printed.splitlines()[0] == "mutation b'order:1' {'total': 10}"
 
 
-def test_console_blocks_print_what_they_show() -> None:
-    shown = blocks("console")
+def test_the_console_blocks_print_what_they_show() -> None:
+    shown = blocks_of(README, "console")
     assert shown
-    for block in shown:
-        command, _, expected = block.partition("\n")
-        words = command.removeprefix("$ .venv/bin/upriver ").split()
-        result = subprocess.run(
-            [sys.executable, "-m", "upriver", *words], capture_output=True, text=True, check=False
-        )
-        assert result.stdout == expected
+    with reading() as reader:
+        for block in shown:
+            reader.run(block)
 
 
-def test_make_commands_exist() -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+def test_the_make_commands_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)$", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
