@@ -16,7 +16,7 @@ from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId
-from upriver.wire.names import Command, Feature, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from upriver.wire.names import Command, Feature, MarkerFlag, OsoFlag, StreamFlag
 
 DRAFTS: list[Dialect] = [Draft002(), Draft000(), Draft001(), Dcp()]
 WITH_OPEN: list[Dialect] = [Draft001(), Dcp()]
@@ -327,12 +327,6 @@ def test_flags_of_the_request(producer: TemporaryProducer) -> None:
         producer.bucket.write(Set(1, b"\0later", b"v"))
         assert talk.read_until(m.Mutation)[-1].seqno == 7
 
-
-def test_a_consumers_open_is_refused_by_name(producer: TemporaryProducer) -> None:
-    with Talk(producer) as talk:
-        answer = talk.open("node", OpenFlag.CONSUMER)
-        assert answer.status is Status.NOT_SUPPORTED
-        assert b"producer flag" in answer.value
 
 
 def test_a_takeover_hands_the_vbucket_over(producer: TemporaryProducer) -> None:

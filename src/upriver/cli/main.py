@@ -10,6 +10,7 @@ from .. import __version__
 from ..errors import UpriverError
 from .check import check
 from .checkpoint import checkpoint
+from .cluster import cluster
 from .dashboard import dashboard
 from .decode import decode
 from .load import load
@@ -31,6 +32,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 cli.add_command(check)
 cli.add_command(checkpoint)
+cli.add_command(cluster)
 cli.add_command(dashboard)
 cli.add_command(decode)
 cli.add_command(load)

@@ -29,6 +29,13 @@ class Client:
     selected: bool = False
     #: Set once the connection was opened for change streams.
     options: ProducerOptions | None = None
+    #: Set once it was opened for this node to be the consumer.
+    consumes: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened for change streams, in either direction."""
+        return self.consumes or self.options is not None
 
     def has(self, feature: Feature) -> bool:
         return feature in self.features

@@ -56,6 +56,8 @@ class NodeAddress:
     kv_port: int | None
     tls_port: int | None = None
     http_port: int | None = None
+    #: What the cluster calls it, where it has a name.
+    uuid: str = ""
 
     def __post_init__(self) -> None:
         if self.kv_port is None and self.tls_port is None:
@@ -164,6 +166,7 @@ def _version_and_nodes(cluster_map: ClusterMap) -> dict[str, Any]:
                 "services": _services(node),
                 **_this_node(cluster_map, index),
                 **({"hostname": node.hostname} if node.hostname else {}),
+                **({"nodeUUID": node.uuid} if node.uuid else {}),
             }
             for index, node in enumerate(cluster_map.nodes)
         ],

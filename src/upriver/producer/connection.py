@@ -17,18 +17,22 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import DecodeError, StoreError
+from ..errors import DecodeError, Status, StoreError, StoreRefusal
 from ..store import Applied, Bucket, Change, Outcome
 from ..wire import kv
 from ..wire import messages as m
-from ..wire.dialects import Dcp, Dialect, DialectPin, Draft002
+from ..wire.dialects import Dcp, Dialect, DialectPin, Draft001, Draft002
+from ..wire.frameinfo import Durability
 from ..wire.framing import Framer
 from ..wire.header import parse_header
-from ..wire.names import Feature
+from ..wire.names import Command, Feature
 from .client import Client
+from .durability import DURABLE_COMMANDS, DurableWrite, durability_of, patience
 from .front_desk import STREAM_COMMANDS, Delayed, Elsewhere, FrontDesk
 from .keyvalue import Answer, Blocking, KeyValue, Later, Now, Write
+from .node import GivenMap
 from .quick_sets import plain_set, set_answer
+from .replica_desk import ReplicaDesk, Unread, is_from_producer
 from .statistics import ConnectionView, connection_view
 from .stream_desk import StreamDesk
 
@@ -43,6 +47,8 @@ logger = logging.getLogger("upriver.producer")
 _PUMP_BYTES: Final = 1024 * 1024
 #: What streams have to send is gathered up to this, because a call of the system costs more.
 _WRITE_BYTES: Final = 128 * 1024
+#: Bytes of a producer that are taken at once where this node is the consumer.
+_RECEIVE_BYTES: Final = 1024 * 1024
 #: Writes that go to the store as one group at the most.
 _BATCH: Final = 4096
 #: How often something that has not come yet is asked for.
@@ -52,6 +58,7 @@ _POLL_SECONDS: Final = 0.005
 _FAREWELL_SECONDS: Final = 5.0
 
 _Respond = Callable[[Any], tuple[m.Response, ...]]
+_RespondLater = Callable[[Any], tuple[m.Response, ...] | Later]
 
 
 class Connection(asyncio.Protocol):
@@ -85,7 +92,11 @@ class Connection(asyncio.Protocol):
             policy=server.settings.policy,
             max_streams=server.settings.max_streams,
             idle_timeout=server.settings.idle_timeout,
+            takeover_time=server.settings.takeover_time,
+            traffic=server.traffic,
         )
+        #: Where this node is the consumer.
+        self._replica: ReplicaDesk | None = None
         self._front = FrontDesk(server.node, self.client)
         self._keyvalue: KeyValue = server.keyvalue
 
@@ -106,7 +117,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
         self._backlog.clear()
-        self.streams.close()
+        self._let_go()
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -135,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._deadline = self.now() + _FAREWELL_SECONDS
             if reason:
                 logger.info("%s closed: %s", self.client.peer, reason)
-            self.streams.close()
+            self._let_go()
             assert self._transport is not None
             self._transport.close()
 
@@ -144,6 +155,11 @@ class Connection(asyncio.Protocol):
         self._closing = True
         assert self._transport is not None
         self._transport.abort()
+
+    def _let_go(self) -> None:
+        self.streams.close()
+        if self._replica is not None:
+            self._replica.close()
 
     def _send(self, messages: Iterable[m.Message]) -> None:
         dialect = self._dialect
@@ -164,6 +180,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _dialect(self) -> Dialect:
+        if self._replica is not None:
+            return self._replica.dialect
         dialect = self._pin.dialect
         return self._dcp if isinstance(dialect, Dcp) else dialect
 
@@ -197,6 +215,11 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, packet: bytes) -> bool:
         """Works on one packet; false if writes before it must be finished first."""
+        if self._replica is not None and is_from_producer(packet):
+            if self._batch:
+                return False
+            self._receive(self._replica, packet)
+            return True
         if self._may_set_quickly:
             quick = plain_set(packet, collections=self._dcp.collections)
             if quick is not None:
@@ -213,6 +236,8 @@ class Connection(asyncio.Protocol):
             self._refuse(packet, error)
             return True
         if isinstance(message, m.Response):
+            if message.command is Command.CLUSTERMAP_CHANGED:
+                return True  # some clients answer a new map
             if not self.streams.answered(message):
                 self.close("an answer to nothing that was asked")
             self.pump()
@@ -268,9 +293,18 @@ class Connection(asyncio.Protocol):
             if isinstance(request, kv.Quit):
                 self.close()
         elif dialect.command_of(request) in STREAM_COMMANDS:
-            self._send(self.streams.answer(request, dialect))
+            desk = self.streams if self._replica is None else self._replica
+            self._send(desk.answer(request, dialect))
             self.pump()
+        elif (
+            self._server.node.durable_writes
+            and dialect.command_of(request) in DURABLE_COMMANDS
+            and (wanted := durability_of(request)) is not None
+        ):
+            self._answer_durably(request, wanted)
         else:
+            if isinstance(request, kv.DocumentRequest):
+                self._server.traffic.reads += 1
             self._deliver(self._keyvalue.answer(self.client, request))
 
     def _deliver(self, answer: Answer) -> None:
@@ -358,23 +392,61 @@ class Connection(asyncio.Protocol):
         assert isinstance(answer, Now)
         return lambda outcome: answer.responses
 
-    def _await(self, future: Future[Any], respond: _Respond) -> None:
+    def _await(self, future: Future[Any], respond: _RespondLater) -> None:
         """Goes on when a future is done; nothing else of this connection is worked on until."""
         self._busy = True
         future.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._done, done, respond)
         )
 
-    def _done(self, future: Future[Any], respond: _Respond) -> None:
+    def _done(self, future: Future[Any], respond: _RespondLater) -> None:
         self._busy = False
         if self._closing:
             return
         try:
-            self._send(respond(future.result()))
+            answer = respond(future.result())
         except StoreError as error:
             logger.error("%s: %s", self.client.peer, error)
             self.close(str(error))
+            return
+        if isinstance(answer, Later):
+            self._poll(answer)
+        else:
+            self._send(answer)
         self._work()
+
+    def _answer_durably(self, request: Any, wanted: Durability) -> None:
+        """Makes a change and answers it when other nodes have it, or when it is too late."""
+        bucket = self.bucket()
+        assert bucket is not None
+        names = self._server.node.copies(bucket, request.vbucket)
+        refusal = m.PlainResponse(
+            command=self._dialect.command_of(request),
+            opaque=request.opaque,
+            status=Status.DURABILITY_IMPOSSIBLE,
+        )
+        if names is None or not names.are_enough:
+            self._send([refusal])
+            return
+        answer = self._keyvalue.answer(self.client, request)
+        if isinstance(answer, Now | Later):
+            self._deliver(answer)  # nothing is written
+            return
+        write = DurableWrite(
+            bucket,
+            request.vbucket,
+            names,
+            refusal,
+            copied=lambda: self._server.copied(bucket, request.vbucket),
+            now=self.now,
+            deadline=self.now() + patience(wanted),
+        )
+        if isinstance(answer, Write):
+            respond = answer.respond
+            future = bucket.submit((answer.change,))
+            self._await(future, lambda outcomes: write.stored(respond(outcomes[0])))
+        else:
+            self._await(self._server.in_thread(answer.call), write.stored)
 
     def _poll(self, answer: Later) -> None:
         """Asks for an answer that has not come yet, again and again."""
@@ -406,7 +478,58 @@ class Connection(asyncio.Protocol):
 
     def view(self) -> ConnectionView:
         """How the connection is doing."""
-        return connection_view(self.client, self.streams, self._dialect.name)
+        return connection_view(self.client, self.streams, self._replica, self._dialect.name)
+
+    # ---- the node as consumer ------------------------------------------------------------
+
+    def _receive(self, replica: ReplicaDesk, packet: bytes) -> None:
+        """Takes what a producer sent, as much as has come, and goes on when it is written."""
+        gathered = bytearray(packet)
+        while (
+            self._backlog and len(gathered) < _RECEIVE_BYTES and is_from_producer(self._backlog[0])
+        ):
+            following = self._backlog.popleft()
+            self._backlog_bytes -= len(following)
+            gathered += following
+        unread = replica.received(bytes(gathered))
+        if unread is None:
+            return
+        self._busy = True
+        self._server.in_thread(unread.write).add_done_callback(
+            lambda done: self._loop.call_soon_threadsafe(self._stored, replica, unread, done)
+        )
+
+    def _stored(
+        self, replica: ReplicaDesk, unread: Unread, done: Future[dict[int, StoreRefusal]]
+    ) -> None:
+        self._busy = False
+        error = done.exception()
+        replica.stored(unread, None if error else done.result())
+        if error is not None:
+            logger.error("%s: what came cannot be written: %s", self.client.peer, error)
+            self.close("what came cannot be written")
+        self._work()
+
+    def reply(self, *messages: m.Message) -> None:
+        self._send(messages)
+
+    def send(self, data: bytes) -> None:
+        self._write(data)
+
+    def claim(self, vbucket: int) -> bool:
+        bucket = self.bucket()
+        assert bucket is not None
+        return self._server.claim(self, bucket, vbucket)
+
+    def release(self, vbucket: int) -> None:
+        bucket = self.bucket()
+        assert bucket is not None
+        self._server.release(bucket, vbucket)
+
+    def state_changed(self, vbucket: int) -> None:
+        """A vbucket that is received here moved, or became something else."""
+        if self._replica is not None:
+            self._replica.state_changed(vbucket)
 
     # ---- streams -------------------------------------------------------------------------
 
@@ -423,6 +546,22 @@ class Connection(asyncio.Protocol):
 
     def opened(self, name: str) -> None:
         self._server.opened(self, name)
+
+    def consume(self, name: str, consumer_name: str) -> None:
+        bucket = self.bucket()
+        assert bucket is not None
+        # Who begins with Open and nothing before it speaks as the draft that invented it does.
+        dialect = self._dcp if self._pin.pinned else Draft001()
+        self._replica = ReplicaDesk(bucket, dialect, self, name, consumer_name)
+        self._server.opened(self, name)
+
+    def push_map(self, given: GivenMap) -> None:
+        """Sends a new map of the client's bucket, if it wants to be told."""
+        bucket = self.client.bucket
+        if bucket is None or bucket.name != given.bucket or not self.client.selected:
+            return
+        if self.client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._writable:
+            self._send([given.message(json=self.client.has(Feature.JSON))])
 
     def follow(self, vbucket: int) -> None:
         bucket = self.bucket()
@@ -467,6 +606,10 @@ class Connection(asyncio.Protocol):
         if late and not self._front.identified:
             self.close("it did not say who it is")
             return
+        if self._replica is not None and not self._replica.tick(self.now()):
+            self.close("its producer gave no sign of life")
+            return
+        self.streams.tick(self.now())
         options = self.client.options
         if options is None:
             return

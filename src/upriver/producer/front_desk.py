@@ -11,19 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import DecodeError, Status
+from ..errors import DecodeError, Status, StoreRefusal
 from ..model import Datatype
 from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect
 from ..wire.frameinfo import UnknownFrameInfo
 from ..wire.header import Header
-from ..wire.names import Command, Feature
+from ..wire.names import Command, Feature, OpenFlag
 from . import error_map, hello, sasl
 from .client import Client
+from .durability import durability_of
 from .hello import ServerFeatures
 from .keyvalue import ADMINISTERS, READS, STREAMS, WRITES
-from .node import Node
+from .node import GivenMap, Node
 from .users import Role
 
 __all__ = ["STREAM_COMMANDS", "Delayed", "Elsewhere", "FrontDesk"]
@@ -50,6 +51,10 @@ STREAM_COMMANDS: Final = {command for command in Command if command.from_server}
     Command.SEQNO_ACKNOWLEDGED,
     Command.RESPONSE_ERROR,
 }
+
+
+#: What a node can only answer once it knows which vbuckets are its own.
+_OWN_DATA: Final = ((READS | WRITES) - ADMINISTERS) | {Command.STREAM_REQUEST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,11 @@ class FrontDesk:
     @property
     def may_set(self) -> bool:
         """Whether the client may write documents of its bucket."""
-        return self._allowed(None)
+        return self._node.serves and self._allowed(None)
 
     def may_write(self, request: m.Request) -> bool:
         """Whether a request can go straight to the documents of the client's bucket."""
-        return isinstance(request, _DOCUMENTS) and self.may_set
+        return isinstance(request, _DOCUMENTS) and self.may_set and durability_of(request) is None
 
     def answer(
         self, request: m.Request, dialect: Dialect
@@ -131,6 +136,16 @@ class FrontDesk:
             if not self._allowed(command):
                 text = f"{self._client.user or 'nobody'} may not {command}"
                 return [self._refusal(request, dialect, Status.NO_ACCESS, text)]
+            # who makes this node a consumer decides what is written to its replicas
+            consumes = isinstance(request, m.Open) and not request.flags & OpenFlag.PRODUCER
+            if consumes and not self._allowed(Command.ADD_STREAM):
+                text = f"{self._client.user or 'nobody'} may not have this node consume"
+                return [self._refusal(request, dialect, Status.NO_ACCESS, text)]
+            if isinstance(request, kv.SetClusterConfig):
+                return [self._set_config(request, dialect)]
+            if command in _OWN_DATA and not self._node.serves:
+                text = "the manager has not said yet which vbuckets this node has"
+                return [self._refusal(request, dialect, Status.TEMPORARY_FAILURE, text)]
             return None
         return [self._refusal(request, dialect, Status.UNKNOWN_COMMAND, f"no opcode {command:#x}")]
 
@@ -165,7 +180,8 @@ class FrontDesk:
         return not needed or any(role in roles for role in needed)
 
     def _hello(self, request: kv.Hello) -> m.Message:
-        accepted = hello.accept(request.features, ServerFeatures(tls=self._client.tls))
+        server = ServerFeatures(tls=self._client.tls, sync_replication=self._node.durable_writes)
+        accepted = hello.accept(request.features, server)
         self._client.features = frozenset(accepted)
         self._client.agent = request.agent
         logger.info("%s is %s", self._client.peer, request.agent or "a client without a name")
@@ -191,7 +207,7 @@ class FrontDesk:
             ]
         if isinstance(outcome, sasl.Success):
             self._client.user = outcome.user
-            if self._client.options is None:  # a change stream keeps its bucket
+            if not self._client.is_open:  # a change stream keeps its bucket
                 self._client.bucket, self._client.selected = None, False
             return [m.PlainResponse(command=command, opaque=request.opaque, value=outcome.payload)]
         logger.warning(
@@ -204,7 +220,7 @@ class FrontDesk:
 
     def _select(self, request: kv.SelectBucket, dialect: Dialect) -> m.Message:
         client = self._client
-        if client.options is not None:
+        if client.is_open:
             text = "a change stream keeps its bucket"
             return self._refusal(request, dialect, Status.NOT_SUPPORTED, text)
         if not self._node.users.roles(client.user, request.bucket):
@@ -227,11 +243,33 @@ class FrontDesk:
         epoch, rev = request.epoch, request.revision
         known = epoch is not None and rev is not None
         same_map = self._map_sent == (bucket.name if bucket else "")
-        if known and same_map and not self._node.has_newer_config(epoch or 0, rev or 0):
+        if known and same_map and not self._node.has_newer_config(bucket, epoch or 0, rev or 0):
             return _plain(request, dialect)
-        self._map_sent = bucket.name if bucket else ""
         value = self._node.config(bucket)
+        if value is None:
+            text = "the manager has not given this node a map yet"
+            return self._refusal(request, dialect, Status.NOT_FOUND, text)
+        self._map_sent = bucket.name if bucket else ""
         return _plain(request, dialect, value=value, datatype=self._json)
+
+    def _set_config(self, request: kv.SetClusterConfig, dialect: Dialect) -> m.Message:
+        try:
+            is_object = isinstance(json.loads(request.config), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            return self._refusal(request, dialect, Status.INVALID, "the map is no JSON object")
+        given = GivenMap(
+            bucket=request.bucket,
+            epoch=request.epoch,
+            rev=request.revision,
+            config=request.config,
+        )
+        try:
+            self._node.give_map(given)
+        except StoreRefusal as refusal:
+            return self._refusal(request, dialect, refusal.status, refusal.rule)
+        return _plain(request, dialect)
 
     def _error_map(self, request: kv.GetErrorMap, dialect: Dialect) -> m.Message:
         value = error_map.error_map(request.version)

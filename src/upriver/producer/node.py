@@ -7,20 +7,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from ..errors import StoreRefusal
+from ..errors import Status, StoreRefusal
+from ..model import Datatype
 from ..store import Bucket, Store
+from ..wire import kv
 from . import cluster_config, sasl
 from .client import Client
+from .durability import CopyNames, copy_names
 from .settings import ServerSettings
 from .users import Users
 
-__all__ = ["VERSION", "Node"]
+__all__ = ["VERSION", "GivenMap", "Node"]
 
 #: What clients are told. Several decide by it what to ask for, so it names the release of
 #: Couchbase whose commands are served.
 VERSION: Final = "7.6.0-0000-upriver"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenMap:
+    """A map as a manager gave it. Without a bucket it is the cluster's."""
+
+    bucket: str
+    epoch: int
+    rev: int
+    config: bytes
+
+    def message(self, *, json: bool) -> kv.ClustermapChanged:
+        """What tells a client of it."""
+        return kv.ClustermapChanged(
+            bucket=self.bucket,
+            epoch=self.epoch,
+            revision=self.rev,
+            config=self.config,
+            datatype=Datatype.JSON if json else Datatype.RAW,
+        )
 
 
 class Node:
@@ -40,8 +64,9 @@ class Node:
         self.users = Users.load(settings.users) if settings.users else Users.unrestricted()
         self.version = VERSION
         self.flush_allowed = settings.flush_allowed
-        #: There is no other node, so what this one has stored is as safe as it can be.
-        self.durable_writes = False
+        #: Only in a cluster there are other copies to write to.
+        self.durable_writes = settings.managed
+        self._copies: dict[str, tuple[CopyNames, ...]] = {}
         #: Asked for the statistics that only the server has.
         self.server_statistics: Callable[[Client, str, str], Mapping[str, str] | None] = (
             lambda client, group, argument: None
@@ -51,6 +76,10 @@ class Node:
         self._address = cluster_config.NodeAddress(settings.host, settings.port)
         self._epoch = 1
         self._rev = 1
+        #: What a manager said, by bucket.
+        self._given: dict[str, GivenMap] = {}
+        #: Told of every map that a manager gives.
+        self.map_given: Callable[[GivenMap], None] = lambda given: None
 
     def now(self) -> float:
         return self._wall() / 1e9
@@ -100,18 +129,47 @@ class Node:
         )
         self._rev += 1
 
-    def has_newer_config(self, epoch: int, rev: int) -> bool:
-        return (self._epoch, self._rev) > (epoch, rev)
+    @property
+    def serves(self) -> bool:
+        """Whether it is known which vbuckets are this node's."""
+        return not self.settings.managed or bool(self._given)
 
-    def config(self, bucket: Bucket | None) -> bytes:
-        """The map of a bucket, or of the cluster alone, as JSON."""
+    def give_map(self, given: GivenMap) -> None:
+        """Takes the map of a bucket, or of the cluster, that a manager made."""
+        known = self._given.get(given.bucket)
+        if known is not None and (known.epoch, known.rev) > (given.epoch, given.rev):
+            have = f"{known.epoch}.{known.rev}"
+            raise StoreRefusal(Status.RANGE, f"the map here is newer: it is version {have}")
+        self._given[given.bucket] = given
+        self._copies[given.bucket] = copy_names(given.config)
+        self.map_given(given)
+
+    def copies(self, bucket: Bucket, vbucket: int) -> CopyNames | None:
+        """Which other nodes have a vbucket; None if that is not known."""
+        known = self._copies.get(bucket.name, ())
+        return known[vbucket] if 0 <= vbucket < len(known) else None
+
+    def has_newer_config(self, bucket: Bucket | None, epoch: int, rev: int) -> bool:
+        given = self._given.get(bucket.name if bucket else "")
+        ours = (given.epoch, given.rev) if given else (self._epoch, self._rev)
+        return ours > (epoch, rev)
+
+    def config(self, bucket: Bucket | None) -> bytes | None:
+        """The map of a bucket, or of the cluster alone, as JSON; None while there is none."""
+        given = self._given.get(bucket.name if bucket else "")
+        if given is not None:
+            return given.config
+        if self.settings.managed:
+            return None
         rows = ((0,),) * bucket.settings.vbuckets if bucket else ()
         cluster = cluster_config.ClusterMap(
             rev=self._rev, epoch=self._epoch, nodes=(self._address,), this_node=0, rows=rows
         )
         if bucket is None:
             return cluster_config.cluster_json(cluster)
-        return cluster_config.bucket_json(cluster, bucket.name, manifest_uid=bucket.manifest.uid)
+        return cluster_config.bucket_json(
+            cluster, bucket.name, manifest_uid=bucket.manifest.uid, uuid=bucket.uuid
+        )
 
     def config_of(self, name: str) -> bytes | None:
         """The map of a bucket by its name; None if there is no such bucket."""
@@ -119,7 +177,7 @@ class Node:
         return self.config(bucket) if bucket else None
 
     def cluster_map(self, client: Client) -> bytes:
-        return self.config(client.bucket)
+        return self.config(client.bucket) or b""
 
     # ---- for the key-value front end -----------------------------------------------------
 

@@ -16,7 +16,7 @@ from .client import Client
 from .connection import Connection
 from .http import ConfigServer
 from .keyvalue import KeyValue
-from .node import Node
+from .node import GivenMap, Node
 from .settings import ServerSettings
 from .statistics import (
     ConnectionView,
@@ -25,6 +25,7 @@ from .statistics import (
     dcp_statistics,
     takeover_statistics,
 )
+from .traffic import Traffic
 
 __all__ = ["Server"]
 
@@ -46,12 +47,16 @@ class Server:
     def __init__(self, node: Node, settings: ServerSettings) -> None:
         self.node = node
         self.settings = settings
+        self.traffic = Traffic()
         self.keyvalue = KeyValue(node)
         self._connections: set[Connection] = set()
         #: Set while there is no connection.
         self._empty = asyncio.Event()
         self._empty.set()
-        self._by_name: dict[tuple[str, str], Connection] = {}
+        #: By bucket, name, and whether this node is the consumer.
+        self._by_name: dict[tuple[str, str, bool], Connection] = {}
+        #: Which connection a vbucket is received on.
+        self._receivers: dict[tuple[str, int], Connection] = {}
         self._followers: dict[tuple[str, int], set[Connection]] = {}
         #: What the store's thread reported and the loop has not seen: bucket and vbuckets.
         self._moved: deque[tuple[str, tuple[int, ...]]] = deque()
@@ -82,6 +87,7 @@ class Server:
         http_port = await self._start_http()
         self.node.listening(self.settings.host, port, http_port)
         self.node.server_statistics = self._statistics
+        self.node.map_given = self._push_map
         self._ticker = self._loop.create_task(self._tick())
         return port
 
@@ -150,10 +156,35 @@ class Server:
         bucket = connection.bucket()
         if not name or bucket is None:
             return
-        older = self._by_name.get((bucket.name, name))
+        key = (bucket.name, name, connection.client.consumes)
+        older = self._by_name.get(key)
         if older is not None and older is not connection:
             older.close(f"its name {name!r} was taken over")
-        self._by_name[bucket.name, name] = connection
+        self._by_name[key] = connection
+
+    def claim(self, connection: Connection, bucket: Bucket, vbucket: int) -> bool:
+        """Whether a connection may receive a vbucket: only one can at a time."""
+        if self._receivers.setdefault((bucket.name, vbucket), connection) is not connection:
+            return False
+        self._subscribe(bucket)
+        return True
+
+    def release(self, bucket: Bucket, vbucket: int) -> None:
+        """Nobody receives a vbucket any more."""
+        del self._receivers[bucket.name, vbucket]
+
+    def _push_map(self, given: GivenMap) -> None:
+        """Tells a new map to those who asked to be told."""
+        for connection in list(self._connections):
+            connection.push_map(given)
+
+    def copied(self, bucket: Bucket, vbucket: int) -> dict[str, int]:
+        """Up to which seqno other nodes have a vbucket on their disks, by their names."""
+        told: dict[str, int] = {}
+        for connection in self._followers.get((bucket.name, vbucket), ()):
+            for name, seqno in connection.streams.copied(vbucket).items():
+                told[name] = max(seqno, told.get(name, 0))
+        return told
 
     # ---- how it is doing -----------------------------------------------------------------
 
@@ -186,6 +217,9 @@ class Server:
     def follow(self, connection: Connection, bucket: Bucket, vbucket: int) -> None:
         """Wakes a connection's streams whenever a vbucket moves."""
         self._followers.setdefault((bucket.name, vbucket), set()).add(connection)
+        self._subscribe(bucket)
+
+    def _subscribe(self, bucket: Bucket) -> None:
         if bucket.name not in self._subscriptions:
             name = bucket.name
             self._subscriptions[name] = bucket.subscribe(lambda high: self._committed(name, high))
@@ -206,6 +240,9 @@ class Server:
                 for connection in self._followers.get((bucket, vbucket), ()):
                     connection.streams.wake(vbucket)
                     woken.add(connection)
+                receiver = self._receivers.get((bucket, vbucket))
+                if receiver is not None:
+                    receiver.state_changed(vbucket)
         for connection in woken:
             connection.pump()
 

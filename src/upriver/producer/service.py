@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -16,6 +17,8 @@ from ..store import Bucket, BucketSettings, Store
 from .node import Node
 from .server import Server
 from .settings import ServerSettings
+from .statistics import ConnectionView
+from .traffic import Traffic
 
 __all__ = ["Producer"]
 
@@ -37,17 +40,21 @@ class Producer:
         """``wall`` is the clock, in nanoseconds since 1970."""
         self.settings = settings
         self.port = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.store = Store(data, wall=wall)
         try:
             self.bucket: Bucket = _bucket(self.store, bucket, bucket_settings)
             self.node = Node(self.store, settings, default_bucket=bucket, wall=wall)
             self.server = Server(self.node, settings)
+            #: What the server has done.
+            self.traffic: Traffic = self.server.traffic
         except BaseException:
             self.store.close()
             raise
 
     async def start(self) -> int:
         """Begins to serve; returns the port."""
+        self._loop = asyncio.get_running_loop()
         try:
             self.port = await self.server.start()
         except ssl.SSLError as problem:
@@ -66,6 +73,19 @@ class Producer:
         """Closes every connection, then the store."""
         await self.server.stop()
         self.store.close()
+
+    async def _connections(self) -> tuple[ConnectionView, ...]:
+        return tuple(connection.view() for connection in self.server.connections)
+
+    def connection_views(self, timeout: float) -> tuple[ConnectionView, ...]:
+        """How every connection is doing; for threads other than the loop's.
+
+        Buckets may be looked at from any thread, so this is all that takes the loop's time.
+        """
+        if self._loop is None:
+            return ()
+        asked = asyncio.run_coroutine_threadsafe(self._connections(), self._loop)
+        return asked.result(timeout)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -60,6 +60,12 @@ class ServerSettings:
     connection_memory: int = 2 * _MIB
     #: Seconds without a byte from a peer that asked for noops.
     idle_timeout: float = IDLE_TIMEOUT
+    #: Seconds for which writers may keep a takeover from its end; then they are asked to come back
+    #: later until it is over. Real servers wait a minute.
+    takeover_time: float = 60.0
+    #: Whether a cluster's manager tells the node its map and which vbuckets it has. Until it has
+    #: done so after a start, documents and streams are refused: they may be another node's by now.
+    managed: bool = False
     #: Whether clients may flush a bucket.
     flush_allowed: bool = True
     policy: Policy = field(default_factory=Policy)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..store import Bucket, BucketStats, VBucketStats
 from .client import Client
+from .replica_desk import ReplicaDesk
 from .stream_desk import StreamDesk
 from .streams import ActiveStream
 
@@ -57,6 +58,9 @@ class ConnectionView:
     outstanding: int
     noop: bool
     streams: tuple[StreamView, ...]
+    #: The vbuckets that this node receives on it as the consumer.
+    receives: tuple[int, ...] = ()
+    consumer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,9 @@ class ServerView:
     buckets: tuple[BucketView, ...]
 
 
-def connection_view(client: Client, desk: StreamDesk, dialect: str) -> ConnectionView:
+def connection_view(
+    client: Client, desk: StreamDesk, replica: ReplicaDesk | None, dialect: str
+) -> ConnectionView:
     options = client.options
     return ConnectionView(
         peer=client.peer,
@@ -85,12 +91,14 @@ def connection_view(client: Client, desk: StreamDesk, dialect: str) -> Connectio
         user=client.user,
         bucket=client.bucket.name if client.bucket else None,
         dialect=dialect,
-        name=desk.name,
+        name=desk.name if replica is None else replica.name,
         tls=client.tls,
         window=options.window.size if options else 0,
         outstanding=options.window.outstanding if options else 0,
         noop=options.keepalive.enabled if options else False,
         streams=tuple(map(_stream_view, desk.streams.values())),
+        receives=() if replica is None else replica.vbuckets,
+        consumer=replica is not None,
     )
 
 
@@ -121,17 +129,17 @@ def dcp_statistics(connections: Iterable[ConnectionView]) -> Mapping[str, str]:
     """The statistics group ``dcp``: connections by name, with a line for each fact."""
     told: dict[str, str] = {}
     named = [view for view in connections if view.name]
-    told["ep_dcp_producer_count"] = str(len(named))
+    told["ep_dcp_producer_count"] = str(sum(not view.consumer for view in named))
     told["ep_dcp_count"] = str(len(named))
     for view in named:
         prefix = f"eq_dcpq:{view.name}"
-        told[f"{prefix}:type"] = "producer"
+        told[f"{prefix}:type"] = "consumer" if view.consumer else "producer"
         told[f"{prefix}:connected"] = "true"
         told[f"{prefix}:max_buffer_bytes"] = str(view.window)
         told[f"{prefix}:unacked_bytes"] = str(view.outstanding)
         told[f"{prefix}:flow_control"] = "enabled" if view.window else "disabled"
         told[f"{prefix}:noop_enabled"] = str(view.noop).lower()
-        told[f"{prefix}:num_streams"] = str(len(view.streams))
+        told[f"{prefix}:num_streams"] = str(len(view.streams) + len(view.receives))
         for stream in view.streams:
             at = f"{prefix}:stream_{stream.vbucket}"
             if stream.stream_id is not None:

@@ -26,8 +26,9 @@ from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from ..wire.names import Command, Feature, OpenFlag, StreamFlag
 from .client import Client
 from .streams import ActiveStream, StreamState
+from .traffic import Traffic
 
-__all__ = ["Outlet", "StreamDesk"]
+__all__ = ["ACKNOWLEDGE_SEQNOS", "Outlet", "StreamDesk"]
 
 logger = logging.getLogger("upriver.producer")
 
@@ -41,6 +42,9 @@ _STREAM_NACKS: Final = frozenset(
         Status.EXISTS,
     }
 )
+#: A control of our own: the consumer tells with Seqno Acknowledged what it has on its disk. Real
+#: servers do not know it and say so.
+ACKNOWLEDGE_SEQNOS: Final = "acknowledge_seqnos"
 #: Characters of a refused value that its refusal repeats.
 _SHOWN: Final = 40
 _ACKNOWLEDGED: Final = frozenset({Command.SNAPSHOT_MARKER, Command.SET_STREAM_STATE})
@@ -55,6 +59,9 @@ class Outlet(Protocol):
 
     def follow(self, vbucket: int) -> None:
         """Have `StreamDesk.wake` called when the vbucket moves."""
+
+    def consume(self, name: str, consumer_name: str) -> None:
+        """This node is the consumer of the connection from now on."""
 
     def bucket(self) -> Bucket | None: ...
     def cluster_map(self) -> bytes: ...
@@ -71,12 +78,16 @@ class StreamDesk:
         policy: Policy,
         max_streams: int,
         idle_timeout: float,
+        takeover_time: float,
+        traffic: Traffic,
     ) -> None:
         self._client = client
         self._outlet = outlet
         self._policy = policy
         self._max_streams = max_streams
         self._idle_timeout = idle_timeout
+        self._takeover_time = takeover_time
+        self._traffic = traffic
         self.name = ""
         #: By vbucket and stream id.
         self.streams: dict[tuple[int, int | None], ActiveStream] = {}
@@ -102,12 +113,19 @@ class StreamDesk:
                 return self._close(request, dialect)
             case m.FailoverLogRequest():
                 return [self._failover_log(request, dialect)]
+            case m.Control() if (request.key, request.value) == (ACKNOWLEDGE_SEQNOS, "true"):
+                return [_plain(dialect, request, Status.SUCCESS)]
             case m.Control():
                 status = set_control(self._options, request.key, request.value)
                 if status is Status.SUCCESS:
                     return [_plain(dialect, request, status)]
                 text = f"{request.key} cannot be {request.value[:_SHOWN]!r} here"
                 return [self._refusal(dialect, request, status, text)]
+            case m.SeqnoAcknowledged():
+                for stream in self._of_vbucket.get(request.vbucket, ()):
+                    if stream.opaque == request.opaque:
+                        stream.copied_until = request.prepared_seqno
+                return []
             case m.BufferAck():
                 self._options.window.acknowledged(request.size)
                 return []
@@ -164,8 +182,9 @@ class StreamDesk:
         if self._outlet.bucket() is None:
             return self._refusal(dialect, request, Status.NO_BUCKET, "select a bucket first")
         if not request.flags & OpenFlag.PRODUCER:
-            text = "this node consumes from nobody; open with the producer flag (0x1)"
-            return self._refusal(dialect, request, Status.NOT_SUPPORTED, text)
+            self._client.consumes = True
+            self._outlet.consume(request.name, _consumer_name(request))
+            return m.PlainResponse(command=Command.OPEN, opaque=request.opaque)
         self._begin(request.flags, request.name)
         return m.PlainResponse(command=Command.OPEN, opaque=request.opaque)
 
@@ -197,6 +216,8 @@ class StreamDesk:
         if isinstance(decision, Rollback):
             if decision.unknown_branch and isinstance(dialect, Draft001):
                 return _plain(dialect, request, Status.NOT_FOUND)
+            name = "" if bucket is None else bucket.name
+            self._traffic.sent_back(self.name, name, request.vbucket, decision.seqno)
             return m.StreamRollback(opaque=request.opaque, seqno=decision.seqno)
         assert bucket is not None
         self._add(bucket, request, decision, dialect)
@@ -225,6 +246,7 @@ class StreamDesk:
             ignore_purged=bool(request.flags & StreamFlag.IGNORE_PURGED),
             marker_2_2=options.marker_2_2,
             out_of_order=options.out_of_order if modern else OutOfOrder.NO,
+            acknowledged=modern,
         )
         older = self.streams.get((request.vbucket, accepted.filter.stream_id))
         if older is not None:
@@ -284,7 +306,9 @@ class StreamDesk:
         window = self._options.window if self._client.options else None
         while window is not None and self._ready:
             stream = self._ready[0]
+            before = stream.messages_sent
             taken = stream.take(window)
+            self._traffic.streamed(stream.messages_sent - before, len(taken))
             if taken:
                 self._ready.rotate(-1)
                 yield taken
@@ -302,10 +326,24 @@ class StreamDesk:
         options = self._client.options
         return bool(self._ready) and options is not None and options.window.is_open
 
+    def copied(self, vbucket: int) -> dict[str, int]:
+        """How far the consumer has the vbucket on its disk, by the name that it gave."""
+        options = self._client.options
+        if options is None or not options.consumer_name:
+            return {}
+        streams = self._of_vbucket.get(vbucket, ())
+        return {options.consumer_name: max((s.copied_until for s in streams), default=0)}
+
     def wake(self, vbucket: int) -> None:
         """The vbucket moved."""
         for stream in self._of_vbucket.get(vbucket, ()):
             self._make_ready(stream)
+
+    def tick(self, now: float) -> None:
+        """Has the writers of vbuckets wait that otherwise would never be handed over."""
+        for stream in self.streams.values():
+            if stream.is_takeover:
+                stream.hurry(now, self._takeover_time)
 
     def close(self) -> None:
         """Lets go of everything; nothing more is sent."""
@@ -378,6 +416,11 @@ def _open_value_problem(request: m.Open) -> str:
         if request.flags & OpenFlag.PRODUCER or not isinstance(value, str):
             return "consumer_name is text, and for consumers"
     return ""
+
+
+def _consumer_name(request: m.Open) -> str:
+    """What the node is called that is to be the consumer, where its manager says so."""
+    return str(json.loads(request.value).get("consumer_name", "")) if request.value else ""
 
 
 def _plain(dialect: Dialect, request: m.Request, status: Status) -> m.Message:

@@ -55,7 +55,9 @@ class ActiveStream:
         ignore_purged: bool = False,
         marker_2_2: bool = False,
         out_of_order: OutOfOrder = OutOfOrder.NO,
+        acknowledged: bool = True,
     ) -> None:
+        """``acknowledged``: consumers of the draft answer markers and states, as today's do."""
         self.vbucket = vbucket
         self.opaque = opaque
         self.stream_id = accepted.filter.stream_id
@@ -66,6 +68,8 @@ class ActiveStream:
         self.is_takeover = accepted.takeover
         #: Whether its desk has it in the round of those with something to send.
         self.queued = False
+        #: Up to where a copy says that it has everything on its disk.
+        self.copied_until = 0
         self.messages_sent = 0
         self.bytes_sent = 0
         self._bucket = bucket
@@ -84,6 +88,10 @@ class ActiveStream:
         self._first_in_memory = True
         self._last_visible = 0
         self._unacknowledged = 0
+        self._are_acknowledged = acknowledged
+        #: When a takeover first had nothing left to send, and whether writers wait for it.
+        self._caught_up_at: float | None = None
+        self._holds_writers = False
         self._takeover_states = (
             [VBucketState.PENDING, VBucketState.ACTIVE] if accepted.takeover else []
         )
@@ -112,8 +120,8 @@ class ActiveStream:
             self._unacknowledged = max(0, self._unacknowledged - 1)
         elif command is Command.SET_STREAM_STATE and self.state is StreamState.TAKEOVER_WAIT:
             self.state = StreamState.TAKEOVER_SEND
-            if self._takeover_states == [VBucketState.ACTIVE]:
-                self._bucket.set_state(self.vbucket, VBucketState.DEAD)
+            if self._takeover_states:
+                self._give_up_vbucket()
             else:
                 self.finish(StreamEndReason.OK)
 
@@ -126,10 +134,32 @@ class ActiveStream:
     def abandon(self) -> None:
         """Ends the stream without a word."""
         self.state = StreamState.DEAD
+        self._hold_writers(held=False)
         self._pending = memoryview(b"")
         if self._backfill is not None:
             self._backfill.close()
             self._backfill = None
+
+    # ---- takeover ------------------------------------------------------------------------
+
+    def hurry(self, now: float, patience: float) -> None:
+        """Has writers wait if they keep a takeover from its end for too long."""
+        if self.state is not StreamState.TAKEOVER_SEND or self._holds_writers:
+            return
+        if self._caught_up_at is None:
+            self._caught_up_at = now
+        elif now - self._caught_up_at >= patience:
+            self._hold_writers(held=True)
+
+    def _hold_writers(self, *, held: bool) -> None:
+        if held is not self._holds_writers:
+            self._holds_writers = held
+            self._bucket.hold_writes(self.vbucket, held=held)
+
+    def _give_up_vbucket(self) -> None:
+        """The consumer is pending: from here on nobody writes, until it is active."""
+        self._bucket.set_state(self.vbucket, VBucketState.DEAD)
+        self._hold_writers(held=False)
 
     # ---- what to send next ---------------------------------------------------------------
 
@@ -220,7 +250,7 @@ class ActiveStream:
             if self._first_in_memory:
                 flags |= MarkerFlag.CHECKPOINT
             self._first_in_memory = False
-        if self._takeover_states:
+        if self._takeover_states and self._are_acknowledged:
             flags |= MarkerFlag.ACK
             self._unacknowledged += 1
         return flags
@@ -248,13 +278,19 @@ class ActiveStream:
         return last
 
     def _caught_up(self) -> bytes | None:
-        if self.state is StreamState.BACKFILLING:
-            self.state = StreamState.IN_MEMORY
+        if self.state in (StreamState.BACKFILLING, StreamState.IN_MEMORY):
+            takeover = bool(self._takeover_states)
+            self.state = StreamState.TAKEOVER_SEND if takeover else StreamState.IN_MEMORY
         if not self._takeover_states or self._unacknowledged:
             return None
-        self.state = StreamState.TAKEOVER_WAIT
-        state = self._takeover_states.pop(0)
-        return self._output.state(state)
+        packets = self._output.state(self._takeover_states.pop(0))
+        if self._are_acknowledged:
+            self.state = StreamState.TAKEOVER_WAIT
+        elif self._takeover_states:  # the drafts want no answer: what is sent counts as done
+            self._give_up_vbucket()
+        else:
+            packets += self._end(StreamEndReason.OK)
+        return packets
 
     def _end(self, reason: StreamEndReason) -> bytes:
         self.abandon()

@@ -54,11 +54,14 @@ class Bucket:
         path: Path,
         settings: BucketSettings,
         *,
+        uuid: str = "",
         wall: Callable[[], int] = time.time_ns,
         create: bool = False,
         salvage: bool = False,
     ) -> None:
         self.name = name
+        #: Tells it from an earlier bucket of its name.
+        self.uuid = uuid
         self.settings = settings
         self._core = Core(path, settings, wall=wall, create=create, salvage=salvage)
         self._maintenance = Maintenance(self._core)
@@ -198,13 +201,24 @@ class Bucket:
             standing, high = group.standing(vbucket), group.open(vbucket).high
             active = VBucketState.ACTIVE
             if standing.state is active and state is not active:
-                group.change_standing(vbucket, snapshot=Snapshot(high, high), whole_before=high)
+                group.change_standing(
+                    vbucket,
+                    snapshot=Snapshot(high, high),
+                    whole_before=high,
+                    consistent=standing.remembering(standing.active_from, high),
+                )
             if state is active and standing.state is not active:
                 failover = standing.failover
                 if not transfer:
                     failover = failover.branch(new_vbuuid(), standing.whole_until(high))
+                whole = standing.whole_until(high)
                 group.change_standing(
-                    vbucket, failover=failover, snapshot=Snapshot(high, high), whole_before=high
+                    vbucket,
+                    failover=failover,
+                    snapshot=Snapshot(high, high),
+                    whole_before=high,
+                    active_from=high,
+                    consistent=standing.remembering(whole, whole),
                 )
             group.change_standing(vbucket, state=state)
             if state is active:
@@ -219,6 +233,15 @@ class Bucket:
         with self._core.change() as group:
             group.require(vbucket, VBucketState.REPLICA, VBucketState.PENDING)
             group.change_standing(vbucket, failover=trusted)
+
+    def consistent_until(self, vbucket: int, seqno: int) -> int:
+        """The newest seqno up to ``seqno`` to which a vbucket may be rolled back and used."""
+        known = self._vbucket(vbucket)
+        return known.standing.consistent_until(seqno, known.high)
+
+    def hold_writes(self, vbucket: int, *, held: bool) -> None:
+        """Has the writers of an active vbucket come back later, or ends that."""
+        self._vbucket(vbucket).held = held
 
     def rollback(self, vbucket: int, seqno: int) -> int:
         """Takes a vbucket back to how it was at ``seqno``; returns the seqno it is at.

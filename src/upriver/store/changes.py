@@ -21,6 +21,7 @@ __all__ = [
     "Change",
     "Counter",
     "Delete",
+    "EndSnapshot",
     "Expire",
     "Outcome",
     "Prepend",
@@ -168,6 +169,12 @@ class BeginSnapshot(NamedTuple):
     end: int
 
 
+class EndSnapshot(NamedTuple):
+    """What a replica has is consistent: its snapshot is over, in drafts that do not say where."""
+
+    vbucket: int
+
+
 Change = (
     Set
     | Add
@@ -181,6 +188,7 @@ Change = (
     | WithMeta
     | Replicate
     | BeginSnapshot
+    | EndSnapshot
 )
 
 

@@ -2,7 +2,7 @@
 
     lock                  who has it open; an advisory lock that ends with its process
     store.json            the format
-    buckets/NAME/         settings.json and data/, the files of RocksDB
+    buckets/NAME/         settings.json, uuid, and data/, the files of RocksDB
     buckets/.making-NAME, .going-NAME    a bucket that is being made or dropped
 
 A bucket appears and disappears by one rename, so that a crash leaves all of it or nothing. Each
@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
@@ -45,6 +46,8 @@ from .settings import BucketSettings
 __all__ = ["Store"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,99}")
+#: What tells a bucket from an earlier one of its name, as many as servers give one.
+_UUID_BYTES: Final = 16
 _MAKING: Final = ".making-"
 _GOING: Final = ".going-"
 
@@ -105,6 +108,7 @@ class Store:
             making.mkdir()
             try:
                 _write_file(making / "settings.json", settings.dump())
+                _write_file(making / "uuid", secrets.token_hex(_UUID_BYTES).encode())
                 quiet = replace(settings, maintenance_interval=0)
                 Bucket(name, making / "data", quiet, wall=self._wall, create=True).close()
                 os.rename(making, home)
@@ -112,8 +116,7 @@ class Store:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
             _sync_directory(home.parent)
-            bucket = self._open[name] = Bucket(name, home / "data", settings, wall=self._wall)
-            return bucket
+            return self._opened(home, settings)
 
     def bucket(
         self, name: str, settings: BucketSettings | None = None, *, salvage: bool = False
@@ -138,10 +141,18 @@ class Store:
                         f"{settings.vbuckets} were asked for"
                     )
                 _write_file(home / "settings.json", settings.dump())
-            bucket = self._open[name] = Bucket(
-                name, home / "data", settings or stored, wall=self._wall, salvage=salvage
-            )
-            return bucket
+            return self._opened(home, settings or stored, salvage=salvage)
+
+    def _opened(self, home: Path, settings: BucketSettings, *, salvage: bool = False) -> Bucket:
+        bucket = self._open[home.name] = Bucket(
+            home.name,
+            home / "data",
+            settings,
+            uuid=_load_uuid(home),
+            wall=self._wall,
+            salvage=salvage,
+        )
+        return bucket
 
     def drop_bucket(self, name: str) -> None:
         """Closes a bucket and removes it with everything in it."""
@@ -249,6 +260,16 @@ def _load_settings(home: Path) -> BucketSettings:
         raise StoreDamaged(
             path=str(home), problem=f"settings.json cannot be read: {problem}"
         ) from None
+
+
+def _load_uuid(home: Path) -> str:
+    try:
+        uuid = (home / "uuid").read_text(encoding="ascii")
+        if len(bytes.fromhex(uuid)) != _UUID_BYTES:
+            raise ValueError(f"it has {len(uuid)} digits")
+    except (ValueError, FileNotFoundError) as problem:
+        raise StoreDamaged(path=str(home), problem=f"uuid cannot be read: {problem}") from None
+    return uuid
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -59,6 +59,8 @@ class _ActiveVBuckets(dict[int, Progress]):
         known = group.vbuckets[vbucket]
         if known.standing.state is not VBucketState.ACTIVE and vbucket not in group.standings:
             group.require(vbucket, VBucketState.ACTIVE)  # says what is wrong
+        if known.held:
+            raise StoreRefusal(Status.TEMPORARY_FAILURE, f"vbucket {vbucket} is moving")
         progress = self[vbucket] = group.progress.setdefault(vbucket, known.progress)
         return progress
 

@@ -39,7 +39,13 @@ def roll_back(group: Group, vbucket: int, seqno: int) -> int:
             purge_seqno=0,
             history_floor=0,
         )
-    group.change_standing(vbucket, snapshot=Snapshot(seqno, seqno), whole_before=seqno)
+    group.change_standing(
+        vbucket,
+        snapshot=Snapshot(seqno, seqno),
+        whole_before=seqno,
+        active_from=min(standing.active_from, seqno),
+        consistent=standing.forgetting(seqno),
+    )
     if standing.state is VBucketState.ACTIVE:
         # Its next change takes a seqno that was used before: only a new branch makes them two.
         branch = group.standing(vbucket).failover.branch(new_vbuuid(), seqno)

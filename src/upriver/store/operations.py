@@ -270,4 +270,5 @@ _RULES: Final[dict[type[Any], Callable[[Group, Any], c.Applied]]] = {
     c.WithMeta: replication.with_meta,
     c.Replicate: replication.replicate,
     c.BeginSnapshot: replication.begin_snapshot,
+    c.EndSnapshot: replication.end_snapshot,
 }

@@ -11,13 +11,13 @@ from ..errors import Status, StoreRefusal
 from ..model import Op, Snapshot, VBucketState
 from ..wire import canonical
 from . import events
-from .changes import Applied, BeginSnapshot, Replicate, WithMeta
+from .changes import Applied, BeginSnapshot, EndSnapshot, Replicate, WithMeta
 from .checks import check_cas, check_key, check_value, live_record
 from .group import Group
 from .layout import Kind, Record, record_of, vbucket_key
 from .vbucket import Progress
 
-__all__ = ["begin_snapshot", "replicate", "with_meta"]
+__all__ = ["begin_snapshot", "end_snapshot", "replicate", "with_meta"]
 
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 
@@ -99,6 +99,20 @@ def begin_snapshot(group: Group, change: BeginSnapshot) -> Applied:
         raise StoreRefusal(Status.INVALID, f"a snapshot from {start} to {end}")
     if end <= high:
         raise StoreRefusal(Status.RANGE, f"a snapshot to {end}, and seqno {high} is already there")
-    whole = group.standing(vbucket).whole_until(high)
-    group.change_standing(vbucket, snapshot=Snapshot(start, end), whole_before=whole)
+    standing = group.standing(vbucket)
+    whole = standing.whole_until(high)
+    known = standing.consistent
+    if whole and (not known or known[-1][1] < whole):
+        known = standing.remembering(whole, whole)
+    group.change_standing(
+        vbucket, snapshot=Snapshot(start, end), whole_before=whole, consistent=known
+    )
     return Applied(vbucket, high, 0)
+
+
+def end_snapshot(group: Group, change: EndSnapshot) -> Applied:
+    """Notes that a snapshot of which nobody said the end was whole where the replica is."""
+    group.require(change.vbucket, *_COPIES)
+    high = group.open(change.vbucket).high
+    group.change_standing(change.vbucket, snapshot=Snapshot(high, high), whole_before=high)
+    return Applied(change.vbucket, high, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..model import FailoverLog, Snapshot, VBucketState
 
@@ -18,6 +18,11 @@ __all__ = ["Progress", "Standing", "VBucket", "VBucketStats", "dump", "load", "n
 
 
 _NOTHING_YET = Snapshot(0, 0)
+
+#: Ranges of seqnos to which a vbucket remembers that it could go back: those of the last few
+#: snapshots, and ever fewer of the older ones.
+_MOST_RANGES: Final = 32
+_RECENT_RANGES: Final = 16
 
 
 def new_vbuuid() -> int:
@@ -56,6 +61,11 @@ class Standing:
     snapshot: Snapshot = _NOTHING_YET
     #: The end of the last whole snapshot before that one.
     whole_before: int = 0
+    #: From which seqno on an active vbucket has been what it is. Whatever it was at any seqno since
+    #: then is consistent; of a copy that holds only for the ends of snapshots.
+    active_from: int = 0
+    #: Where it was consistent before: seqnos from and to, rising.
+    consistent: tuple[tuple[int, int], ...] = ()
     #: The highest tombstone that was purged.
     purge_seqno: int = 0
     #: The lowest seqno to which it can be rolled back exactly.
@@ -69,6 +79,34 @@ class Standing:
     def whole_until(self, high: int) -> int:
         """The end of the last snapshot that was received whole."""
         return self.snapshot.end if high >= self.snapshot.end else self.whole_before
+
+    def remembering(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """What `consistent` is with another range; older ones may go to make room."""
+        ranges = (*self.consistent, (start, end))
+        if len(ranges) > _MOST_RANGES:
+            ranges = ranges[:-_RECENT_RANGES:2] + ranges[-_RECENT_RANGES:]
+        return ranges
+
+    def consistent_until(self, seqno: int, high: int) -> int:
+        """The newest seqno, not above ``seqno``, at which nothing was missing; 0 if none is left.
+
+        Between the ends of snapshots a copy may lack the older version of a key that was
+        written again before the end, so it cannot stop there.
+        """
+        ranges = list(self.consistent)
+        if self.state is VBucketState.ACTIVE:
+            ranges.append((self.active_from, high))
+        else:
+            whole = self.whole_until(high)
+            ranges.append((whole, whole))
+        for start, end in reversed(ranges):
+            if seqno >= start:
+                return min(seqno, end)
+        return 0
+
+    def forgetting(self, above: int) -> tuple[tuple[int, int], ...]:
+        """What `consistent` is without anything above a seqno."""
+        return tuple((start, min(end, above)) for start, end in self.consistent if start <= above)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +129,7 @@ class VBucketStats:
 class VBucket:
     """One vbucket as every thread sees it."""
 
-    __slots__ = ("high", "id", "progress", "standing", "synced")
+    __slots__ = ("held", "high", "id", "progress", "standing", "synced")
 
     def __init__(self, vbucket: int, standing: Standing, progress: Progress) -> None:
         self.id = vbucket
@@ -101,6 +139,8 @@ class VBucket:
         self.high = progress.high
         #: The highest that is on disk for certain, while that is not the same.
         self.synced: int | None = None
+        #: Whether writers are asked to come back later.
+        self.held = False
 
     def stats(self) -> VBucketStats:
         standing, progress, high, synced = self.standing, self.progress, self.high, self.synced
@@ -126,6 +166,8 @@ def dump(standing: Standing, progress: Progress) -> bytes:
             "failover": [[entry.vbuuid, entry.seqno] for entry in standing.failover],
             "snapshot": [standing.snapshot.start, standing.snapshot.end],
             "whole_before": standing.whole_before,
+            "active_from": standing.active_from,
+            "consistent": standing.consistent,
             "purge_seqno": standing.purge_seqno,
             "history_floor": standing.history_floor,
             "high": progress.high,
@@ -149,6 +191,8 @@ def load(raw: bytes) -> tuple[Standing, Progress]:
             failover=failover,
             snapshot=Snapshot(*stored["snapshot"]),
             whole_before=stored["whole_before"],
+            active_from=stored["active_from"],
+            consistent=tuple((start, end) for start, end in stored["consistent"]),
             purge_seqno=stored["purge_seqno"],
             history_floor=stored["history_floor"],
         )

@@ -97,13 +97,13 @@ ADMINISTERS: Final = _ORIENTATION | {
     C.START_PERSISTENCE,
     C.SEQNO_PERSISTENCE,
     C.SET_CLUSTER_CONFIG,
+    C.ADD_STREAM,
     C.VERBOSITY,
 }
 
 #: What a reader of the change stream sends.
 STREAMS: Final = _ORIENTATION | {
     C.OPEN,
-    C.ADD_STREAM,
     C.CLOSE_STREAM,
     C.STREAM_REQUEST,
     C.FAILOVER_LOG,
