@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
+import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -130,8 +133,7 @@ class Demo:
         with self._console.status("") as status:
             while (left := end - time.monotonic()) > 0:
                 now = pipeline.status()
-                lag = "?" if now.lag is None else f"{now.lag:,}"
-                line = f"{now.rows:,} changes in {now.batches} batches, {lag} behind"
+                line = f"{now.rows:,} changes in {now.batches} batches, {pipeline.lag()} behind"
                 status.update(line)
                 time.sleep(min(left, 0.5))
         self.say(line)
@@ -139,7 +141,7 @@ class Demo:
     def catch_up(self, pipeline: Pipeline) -> None:
         """Waits until the table has everything that was written."""
         deadline = time.monotonic() + PATIENCE
-        while pipeline.status().lag != 0:
+        while pipeline.lag() != 0:
             if pipeline.wait(0.2) or time.monotonic() > deadline:
                 raise SystemExit(f"the mirror does not catch up: {pipeline.status()}")
 
@@ -192,6 +194,21 @@ def sales(spark: object, table: Path) -> Table:
     return shown
 
 
+@contextmanager
+def quiet_children(log: Path) -> Iterator[None]:
+    """Has what Spark's processes say about themselves in a file, and our own errors as ever."""
+    mine = os.fdopen(os.dup(2), "w", buffering=1)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr, before = mine, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stderr = before
+        os.dup2(mine.fileno(), 2)
+        mine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="leave everything running at the end")
@@ -213,6 +230,7 @@ def main() -> None:
         with (
             Collector(feed.look) as collector,
             DashboardServer(collector, feed.vbucket, port=0) as page,
+            quiet_children(Path(scratch) / "spark.log"),
         ):
             demo.say(f"watch it at [bold]{page.url}[/]")
             run(demo, console, shop, producer, table, options)

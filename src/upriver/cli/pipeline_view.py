@@ -1,0 +1,113 @@
+"""What a person sees of a pipeline that runs: a bar while it catches up, else a line of status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from ..spark.tables.pipeline import Pipeline
+    from ..spark.tables.progress import PipelineStatus
+
+__all__ = ["watch"]
+
+#: Seconds between two looks.
+_EVERY: Final = 0.5
+
+
+def watch(pipeline: Pipeline, *, as_json: bool) -> None:
+    """Shows how it goes until it ends; Ctrl-C or SIGTERM stops it after its batch."""
+    began = time.monotonic()
+    console = Console(stderr=True)
+    try:
+        with _terminated_like_interrupted(), _view(console, pipeline.status()) as show:
+            while not pipeline.wait(_EVERY):
+                show(pipeline.status())
+    except KeyboardInterrupt:
+        pipeline.stop()
+    _summarise(pipeline.status(), time.monotonic() - began, as_json=as_json)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _view(console: Console, first: PipelineStatus) -> Iterator[Any]:
+    columns: tuple[Any, ...] = (SpinnerColumn(), TextColumn("{task.description}"))
+    if first.total is not None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("starting", total=first.total, facts="")
+
+        def show(status: PipelineStatus) -> None:
+            if status.total is None:
+                bar.update(task, description=_line(status))
+            else:
+                what = "building the table" if status.state == "finishing" else "reading"
+                bar.update(
+                    task,
+                    description=what,
+                    completed=min(status.done, status.total),
+                    facts=f"changes, {status.rate:.0f}/s",
+                )
+
+        yield show
+
+
+def _line(status: PipelineStatus) -> str:
+    if status.last is None:
+        return "waiting for the first batch"
+    behind = "?" if status.lag is None else str(status.lag)
+    letters = f", {status.dead_letters} dead letters" if status.dead_letters else ""
+    return (
+        f"{status.rows} changes, {status.rate:.0f}/s, {behind} behind, last batch "
+        f"{status.last.rows} in {status.last.seconds:.2f} s, {status.rollbacks} rollbacks{letters}"
+    )
+
+
+def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        told = {
+            "state": status.state,
+            "changes": status.rows,
+            "batches": status.batches,
+            "seconds": round(seconds, 3),
+            "rollbacks": status.rollbacks,
+            "dead_letters": status.dead_letters,
+        }
+        click.echo(json.dumps(told))
+        return
+    letters = f"; dead letters: {status.dead_letters}" if status.dead_letters else ""
+    click.echo(
+        f"{status.state}: {status.rows} changes in {status.batches} batches and {seconds:.1f} s; "
+        f"rollbacks: {status.rollbacks}{letters}"
+    )

@@ -1,0 +1,115 @@
+"""A mirror: one row for each document, kept by setting documents to their final states.
+
+Each step is one commit, so readers see the table before it or after it and nothing between. Few
+states are merged by `deltalake` in the driver's process. Many are merged by the executors: files of
+the touched groups are read, rows of the documents in question left out, the new ones added, and the
+files exchanged. Into an empty table that is a plain parallel load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from .delta import Commit, DeltaFolder, again_after_conflicts
+from .shape import GONE, GROUP, MirrorShape
+from .states import DOCUMENT, same_document
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["MERGED_BY_DRIVER", "MirrorTable", "newest_rows"]
+
+#: States that the driver merges by itself; more would need too much of its memory, and executors
+#: are faster from about here on.
+MERGED_BY_DRIVER: Final = 100_000
+
+_SAME: Final = (
+    f"t.{GROUP} = s.{GROUP} AND t.vbucket = s.vbucket AND t.key = s.key"
+    " AND t.collection = s.collection AND coalesce(t.scope, '') = coalesce(s.scope, '')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorTable:
+    """A mirror in a directory."""
+
+    path: Path
+    shape: MirrorShape
+    most_merged_by_driver: int = MERGED_BY_DRIVER
+
+    @property
+    def folder(self) -> DeltaFolder:
+        return DeltaFolder(self.path)
+
+    def create(self, states: StructType, properties: Mapping[str, str]) -> None:
+        from pyspark.sql.types import StructType
+
+        columns = [field for field in states.fields if field.name != GONE]
+        self.folder.create(StructType(columns), properties, partition_by=[GROUP])
+
+    def set(self, states: DataFrame, commit: Commit) -> None:
+        """Sets documents to their final states; ``states`` should be cached."""
+        count = states.count()
+        empty = not self.folder.files()
+        if count and (empty or count > self.most_merged_by_driver):
+            again_after_conflicts(lambda: self._rewrite(states, commit))
+        elif count:
+            self.merge(states.toArrow(), commit)
+
+    def merge(self, states: pa.Table, commit: Commit) -> None:
+        """The same for few states, which the driver has."""
+        if states.num_rows:
+            again_after_conflicts(lambda: self._merge(states, commit))
+
+    def _merge(self, states: pa.Table, commit: Commit) -> None:
+        table = self.folder.open()
+        schema = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # any Arrow schema will do
+        columns = schema.names
+        source = states.select([*columns, GONE]).cast(schema.append(pa.field(GONE, pa.bool_())))
+        values = {f"`{name}`": f"s.`{name}`" for name in columns}
+        (
+            table.merge(
+                source,
+                _SAME,
+                source_alias="s",
+                target_alias="t",
+                streamed_exec=False,  # so that the source's groups narrow what is read
+                commit_properties=commit.properties(),
+            )
+            .when_matched_delete(f"s.{GONE}")
+            .when_matched_update(values)
+            .when_not_matched_insert(values, predicate=f"NOT s.{GONE}")
+            .execute()
+        )
+
+    def _rewrite(self, states: DataFrame, commit: Commit) -> None:
+        from pyspark.sql import functions as f
+
+        folder = self.folder
+        seen = folder.open()
+        files = folder.files(seen)
+        live = states.where(~f.col(GONE)).drop(GONE)
+        if not files:
+            folder.commit(folder.write(live, [GROUP]), commit)
+            return
+        touched = {str(row[0]) for row in states.select(GROUP).distinct().collect()}
+        files = [file for file in files if file.partition[GROUP] in touched]
+        held = folder.read(states.sparkSession, files, without=[GROUP]).alias("held")
+        named = states.select(*DOCUMENT).alias("named")
+        kept = held.join(named, same_document("held", "named"), "left_anti")
+        both = kept.withColumn(GROUP, self.shape.group()).unionByName(live)
+        folder.commit(folder.write(both, [GROUP]), commit, instead_of=files, seen=seen)
+
+
+def newest_rows(rows: pa.Table) -> pa.Table:
+    """Of each document its newest row; there is no rollback among them."""
+    ordered = rows.sort_by([("branch", "ascending"), ("seqno", "ascending")])
+    numbered = ordered.append_column("number", pa.array(range(ordered.num_rows), pa.int64()))
+    last = numbered.group_by(list(DOCUMENT)).aggregate([("number", "max")])
+    return ordered.take(last.column("number_max"))

@@ -1,0 +1,153 @@
+"""How a pipeline goes: its status now, and a line in a file for every batch.
+
+The file is for `upriver report` and for people; nothing depends on it, and it is kept short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["BatchRecord", "PipelineStatus", "ProgressBook", "read_progress"]
+
+#: Lines of a file; at twice as many the older half goes.
+_KEPT_LINES: Final = 5_000
+#: Bytes of such a file that are read at the most.
+_MAX_SIZE: Final = 16 * 1024 * 1024
+#: Batches over which the rate is taken.
+_RECENT: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """One batch."""
+
+    #: Seconds since 1970 when it was done.
+    time: float
+    #: Which run of the pipeline.
+    run: str
+    batch: int
+    rows: int
+    bytes: int
+    seconds: float
+    #: Seconds by step.
+    steps: dict[str, float]
+    rollbacks: int
+    dead_letters: int
+    #: Changes that the bucket was ahead, when it was looked at last.
+    lag: int | None
+    #: Seconds from the newest change of the batch until it was done.
+    delay: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatus:
+    """How a pipeline goes. Counts are of this run."""
+
+    #: running, finishing, done, stopped or failed.
+    state: str = "running"
+    batches: int = 0
+    rows: int = 0
+    #: Changes a second in the last batches.
+    rate: float = 0.0
+    lag: int | None = None
+    last: BatchRecord | None = None
+    rollbacks: int = 0
+    dead_letters: int = 0
+    #: Seqnos done and to do, of a run that catches up: an upper bound of its changes.
+    done: int = 0
+    total: int | None = None
+
+
+class ProgressBook:
+    """Keeps both; any thread may ask."""
+
+    def __init__(self, path: Path, run: str, total: int | None) -> None:
+        self._path = path
+        self._run = run
+        self._lock = threading.Lock()
+        self._recent: deque[BatchRecord] = deque(maxlen=_RECENT)
+        self._status = PipelineStatus(total=total)
+        self._lines = 0
+
+    def status(self) -> PipelineStatus:
+        with self._lock:
+            return self._status
+
+    def state(self, state: str) -> None:
+        with self._lock:
+            self._status = replace(self._status, state=state)
+
+    def batch_done(self, *, advance: int, began: float, **facts: Any) -> None:
+        """Counts a batch that began at that moment of the monotonic clock."""
+        seconds = time.monotonic() - began
+        record = BatchRecord(time=time.time(), run=self._run, seconds=seconds, **facts)
+        with self._lock:
+            self._recent.append(record)
+            spent = sum(one.seconds for one in self._recent)
+            status = self._status
+            self._status = replace(
+                status,
+                batches=status.batches + 1,
+                rows=status.rows + record.rows,
+                rate=sum(one.rows for one in self._recent) / spent if spent else 0.0,
+                lag=record.lag,
+                last=record,
+                rollbacks=status.rollbacks + record.rollbacks,
+                dead_letters=status.dead_letters + record.dead_letters,
+                done=status.done + advance,
+            )
+        self._append(record)
+
+    def add_dead_letters(self, count: int) -> None:
+        with self._lock:
+            letters = self._status.dead_letters + count
+            self._status = replace(self._status, dead_letters=letters)
+
+    def _append(self, record: BatchRecord) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+        self._lines += 1
+        if self._lines % _KEPT_LINES == 1:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        with open(self._path, encoding="utf-8") as file:
+            lines = deque(file, maxlen=_KEPT_LINES)
+        draft = self._path.with_suffix(".new")
+        draft.write_text("".join(lines), encoding="utf-8")
+        os.replace(draft, self._path)
+
+
+def read_progress(path: Path) -> list[BatchRecord]:
+    """The batches of the last runs, oldest first; a line that is damaged is left out."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_SIZE))
+            lines = file.read(_MAX_SIZE).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: str) -> BatchRecord | None:
+    try:
+        record = BatchRecord(**json.loads(line))
+        numbers: tuple[Callable[[], float], ...] = (
+            lambda: float(record.time),
+            lambda: float(record.rows),
+            lambda: float(record.seconds),
+        )
+        for number in numbers:
+            number()
+    except (ValueError, TypeError):
+        return None
+    return record

@@ -1,0 +1,101 @@
+"""The commands that keep tables, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+from running import finished, running
+
+from upriver.cli.mirror import mirror
+from upriver.cli.report import report
+from upriver.errors import ConfigError
+from upriver.testing import TemporaryProducer
+
+#: Spark for a short life on a small machine.
+QUICK = ("--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
+
+
+@pytest.fixture(scope="module")
+def producer() -> Iterator[TemporaryProducer]:
+    with TemporaryProducer(vbuckets=4) as producer:
+        for number in range(30):
+            producer.write(b"k%d" % number, b'{"n":%d}' % number)
+        yield producer
+
+
+def test_a_mirror_is_made_verified_compacted_and_reported(
+    producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    settings = tmp_path / "mirror.toml"
+    settings.write_text(
+        "once = true\nmax-batch = 20\njson = true\n"
+        '[options]\nlongPoll = "100ms"\n'
+        '[conf]\n"spark.driver.memory" = "1g"\n'
+    )
+    made = finished("mirror", producer.source, table, "--config", settings, *QUICK)
+    assert made.returncode == 0, made.stderr
+    told = json.loads(made.stdout)
+    assert (told["state"], told["changes"], told["batches"]) == ("done", 30, 2)
+    compared = finished("verify", producer.source, table, *QUICK)
+    assert compared.returncode == 0, compared.stderr
+    assert compared.stdout.startswith("equal: 30 documents are equal, 0 missing")
+    DeltaTable(table).delete("seqno = 1 AND vbucket = 0")
+    differing = finished("verify", producer.source, table, "--json", *QUICK)
+    assert differing.returncode == 1, differing.stderr
+    found = json.loads(differing.stdout)
+    assert (found["verdict"], found["missing"], found["equal"]) == ("different", 1, 29)
+    assert [one["kind"] for one in found["differences"]] == ["missing"]
+    compacted = finished("compact", table)
+    assert compacted.returncode == 0, compacted.stderr
+    assert "history" in compacted.stdout
+    page = tmp_path / "page.html"
+    assert finished("report", table, "-o", page).returncode == 0
+    assert "How the pipeline went" in page.read_text()
+
+
+def test_a_change_log_runs_until_it_is_stopped(producer: TemporaryProducer, tmp_path: Path) -> None:
+    table = tmp_path / "changes"
+    with running("changelog", producer.source, table, *QUICK) as process:
+        deadline = 6000
+        while not (table / "_upriver" / "progress.jsonl").exists() and deadline:
+            assert process.process.poll() is None, process.err.read()
+            deadline -= 1
+            signal.sigtimedwait([], 0.01)
+        status, out, err = process.stop(signal.SIGTERM)
+    assert status == 0, err
+    assert out.startswith("stopped: 30 changes in 1 batches")
+    assert DeltaTable(table).count() == 30
+
+
+def test_questions_without_an_answer_have_a_status_of_their_own(tmp_path: Path) -> None:
+    asked = finished("verify", "couchbase://127.0.0.1:1/default", tmp_path / "none", *QUICK)
+    assert asked.returncode == 2
+    assert "is no mirror" in asked.stderr
+    assert finished("compact", tmp_path).returncode == 1
+    assert finished("report", tmp_path).returncode == 1
+
+
+def test_configuration_files_hold_no_secrets_and_nothing_unknown(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    for text, said in (
+        ('[options]\npassword = "x"\n', "UPRIVER_PASSWORD"),
+        ("unheard-of = 1\n", "unheard-of is no option of mirror"),
+        ("options = 1\n", "a table of names and values"),
+        ("= nonsense", "cannot be read"),
+    ):
+        file.write_text(text)
+        ran = CliRunner().invoke(mirror, ["couchbase://h/b", "t", "--config", str(file)])
+        assert isinstance(ran.exception, ConfigError)
+        assert said in str(ran.exception)
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(report, [str(tmp_path)])
+    assert isinstance(ran.exception, ConfigError)

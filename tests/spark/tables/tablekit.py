@@ -1,0 +1,136 @@
+"""A bucket of which a model knows what it must hold, and looks into the tables made from it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from upriver.errors import UpriverError
+from upriver.spark.tables.api import mirror
+from upriver.spark.tables.pipeline import Pipeline, start_pipeline
+from upriver.spark.tables.places import TablePlace
+from upriver.spark.tables.settings import PipelineSettings
+from upriver.testing import TemporaryProducer
+
+#: Seconds after which a pipeline is taken for stuck; never reached when all is well.
+PATIENCE = 120.0
+
+Documents = dict[bytes, bytes]
+T = TypeVar("T")
+
+
+class Crash(Exception):
+    """What a test makes happen between two steps."""
+
+
+class ModelledBucket:
+    """A producer's bucket, and every change that it has had."""
+
+    def __init__(self, producer: TemporaryProducer) -> None:
+        self.producer = producer
+        self._history: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
+
+    def write(self, vbucket: int, key: bytes, value: bytes) -> int:
+        seqno = self.producer.write(key, value, vbucket).seqno
+        self._history.setdefault(vbucket, []).append((seqno, key, value))
+        return seqno
+
+    def delete(self, vbucket: int, key: bytes) -> int:
+        seqno = self.producer.delete(key, vbucket).seqno
+        self._history.setdefault(vbucket, []).append((seqno, key, None))
+        return seqno
+
+    def fail_over(self, vbucket: int, seqno: int) -> None:
+        kept = self.producer.fail_over(vbucket, seqno)
+        history = self._history.get(vbucket, [])
+        self._history[vbucket] = [change for change in history if change[0] <= kept]
+
+    def high(self, vbucket: int) -> int:
+        history = self._history.get(vbucket)
+        return history[-1][0] if history else 0
+
+    def has(self, vbucket: int, key: bytes) -> bool:
+        newest = [value for _, name, value in self._history.get(vbucket, ()) if name == key]
+        return bool(newest) and newest[-1] is not None
+
+    def documents(self) -> Documents:
+        newest = {
+            key: value for changes in self._history.values() for _, key, value in sorted(changes)
+        }
+        return {key: value for key, value in newest.items() if value is not None}
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    return pa.table(DeltaTable(table).to_pyarrow_table()).to_pylist()
+
+
+def documents_of(table: Path) -> Documents:
+    """What a mirror holds; a document must not be there twice."""
+    rows = rows_of(table)
+    found = {row["key"]: row["value"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def history_of(table: Path) -> Counter[tuple[Any, ...]]:
+    """Every row of a mirror's history, and how often it is there."""
+    return Counter(
+        (row["op"], row["vbucket"], row["branch"], row["seqno"], row["key"])
+        for row in rows_of(table / "_upriver" / "history")
+    )
+
+
+def caught_up(spark: SparkSession, producer: TemporaryProducer, table: Path, **more: Any) -> None:
+    """Runs a mirror once."""
+    pipeline = mirror(spark, source=producer.source, table=table, once=True, **more)
+    assert pipeline.wait(PATIENCE)
+
+
+def crashed(
+    spark: SparkSession, producer: TemporaryProducer, table: Path, step: str, **more: Any
+) -> str:
+    """Runs a mirror once that dies after a step; returns what it said."""
+
+    def die(done: str) -> None:
+        if done == step:
+            raise Crash(f"died after {step}")
+
+    settings = PipelineSettings.parse("mirror", producer.source, {"once": True, **more})
+    with pytest.raises((Crash, UpriverError)) as failure:
+        # what an earlier crash has left is done before the start
+        start_pipeline(spark, settings, TablePlace.parse(table), on_step=die).wait(PATIENCE)
+    return str(failure.value)
+
+
+@contextmanager
+def running_mirror(
+    spark: SparkSession, producer: TemporaryProducer, table: Path, **more: Any
+) -> Iterator[Pipeline]:
+    """A mirror that runs until the block ends."""
+    pipeline = mirror(spark, source=producer.source, table=table, **more)
+    try:
+        yield pipeline
+    finally:
+        pipeline.stop()
+
+
+def becomes(pipeline: Pipeline, look: Callable[[], T], wanted: T) -> None:
+    """Waits until something is as it should be, while a pipeline runs."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := look()) != wanted:
+        assert time.monotonic() < deadline, f"it stays {found}"
+        assert not pipeline.wait(0.05), "the pipeline has ended"
+
+
+def becomes_equal(pipeline: Pipeline, bucket: ModelledBucket, table: Path) -> None:
+    """Waits until a running mirror has what the bucket has."""
+    becomes(pipeline, lambda: documents_of(table), bucket.documents())

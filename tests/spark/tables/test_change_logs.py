@@ -1,0 +1,96 @@
+"""Change logs of a real producer, as Delta and as Parquet, and care for tables that are in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tablekit import (
+    PATIENCE,
+    ModelledBucket,
+    becomes_equal,
+    documents_of,
+    history_of,
+    running_mirror,
+)
+
+from upriver.errors import ConfigError
+from upriver.spark.fold import fold
+from upriver.spark.tables.api import changelog
+from upriver.spark.tables.delta import DeltaFolder
+from upriver.spark.tables.maintenance import compact
+from upriver.spark.tables.places import TablePlace
+from upriver.spark.tables.verify import verify
+from upriver.testing import TemporaryProducer
+
+VBUCKETS = 4
+
+
+@pytest.fixture
+def bucket() -> Iterator[ModelledBucket]:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        for number in range(20):
+            key = b"k%d" % number
+            producer.write(key, b"%d" % number, number % VBUCKETS)
+        modelled = ModelledBucket(producer)
+        for vbucket in range(VBUCKETS):
+            modelled.write(vbucket, b"m%d" % vbucket, b"1")
+        yield modelled
+
+
+@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
+def test_every_change_is_there_once_and_folds_to_the_documents(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, kept_as: str
+) -> None:
+    table = tmp_path / "changes"
+
+    def caught_up() -> None:
+        source = bucket.producer.source
+        pipeline = changelog(spark, source=source, table=table, format=kept_as, once=True)
+        assert pipeline.wait(PATIENCE)
+
+    caught_up()
+    point = bucket.high(0)
+    bucket.write(0, b"lost", b"1")
+    bucket.delete(1, b"m1")
+    caught_up()
+    bucket.fail_over(0, point)
+    bucket.write(0, b"m0", b"2")
+    caught_up()
+    if kept_as == "delta":
+        changes = DeltaFolder(table).read(spark)
+    else:
+        changes = spark.read.parquet(str(table))
+    rows = [(row.vbucket, row.branch, row.seqno, row.op) for row in changes.collect()]
+    assert len(set(rows)) == len(rows)
+    assert {op for *_, op in rows} == {"mutation", "deletion", "rollback"}
+    found = {bytes(row.key): bytes(row.value) for row in fold(changes).collect()}
+    assert len(found) == 20 + len(bucket.documents())
+    assert bucket.documents().items() <= found.items()
+    if kept_as == "delta":
+        with pytest.raises(ConfigError, match="is a change log"):
+            verify(spark, source=bucket.producer.source, table=str(table))
+
+
+def test_tables_are_compacted_under_a_running_pipeline(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "documents"
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        bucket = ModelledBucket(producer)
+        with running_mirror(spark, producer, table, compact_every=2) as pipeline:
+            for number in range(6):
+                bucket.write(number % VBUCKETS, b"k%d" % number, b"%d" % number)
+                bucket.write(0, b"hot", b"%d" % number)
+                compact(TablePlace.parse(table), hours=0)
+                becomes_equal(pipeline, bucket, table)
+        before = DeltaTable(table).version()
+        history = history_of(table)
+        done = {one.path.name: one for one in compact(TablePlace.parse(table), hours=0)}
+        assert done["history"].files_after == 1
+        assert history_of(table) == history
+        assert documents_of(table) == bucket.documents()
+        assert DeltaTable(table).version() >= before
+        found = verify(spark, source=producer.source, table=str(table))
+        assert (found.equal, found.differing) == (7, 0)

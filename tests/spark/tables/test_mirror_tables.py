@@ -1,0 +1,306 @@
+"""Mirrors of a real producer: loads, changes, rollbacks, options, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from pyspark.sql import DataFrame, SparkSession
+from tablekit import (
+    ModelledBucket,
+    becomes,
+    becomes_equal,
+    caught_up,
+    documents_of,
+    rows_of,
+    running_mirror,
+)
+
+from upriver.errors import ConfigError
+from upriver.spark.tables.api import mirror
+from upriver.spark.tables.delta import Commit, DataFiles, DeltaFolder
+from upriver.spark.tables.mirror_table import MirrorTable
+from upriver.spark.tables.shape import MirrorShape
+from upriver.spark.tables.verify import verify
+from upriver.testing import TemporaryProducer
+
+VBUCKETS = 4
+
+
+@pytest.fixture
+def bucket() -> Iterator[ModelledBucket]:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        yield ModelledBucket(producer)
+
+
+def filled(bucket: ModelledBucket, count: int = 40) -> None:
+    for number in range(count):
+        bucket.write(number % VBUCKETS, b"k%d" % number, b'{"n":%d}' % number)
+
+
+def test_documents_come_change_and_leave(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    filled(bucket)
+    caught_up(spark, bucket.producer, table, max_offsets_per_trigger=15)
+    assert documents_of(table) == bucket.documents()
+    bucket.write(1, b"k1", b"new")
+    bucket.write(1, b"k1", b"newer")
+    bucket.delete(2, b"k2")
+    bucket.write(3, b"other", b"\xff\x00")
+    with running_mirror(spark, bucket.producer, table) as pipeline:
+        becomes_equal(pipeline, bucket, table)
+        version = DeltaTable(table).version()
+    assert pipeline.status().state == "stopped"
+    caught_up(spark, bucket.producer, table)
+    assert DeltaTable(table).version() == version
+    with duckdb.connect() as database:
+        database.register("documents", DeltaTable(table).to_pyarrow_dataset())
+        (counted,) = database.execute("SELECT count(*) FROM documents").fetchall()
+    assert counted == (len(bucket.documents()),)
+    held = DeltaFolder(table)
+    found = held.newest_commit()
+    assert found is not None
+    assert {vb: int(at.split()[0]) for vb, at in found[1].items()} == {
+        str(vb): bucket.high(vb) for vb in range(VBUCKETS)
+    }
+
+
+def test_rollbacks_are_undone_exactly(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    filled(bucket)
+    with running_mirror(spark, bucket.producer, table) as pipeline:
+        becomes_equal(pipeline, bucket, table)
+        # the next plan makes a boundary of this, which failovers can go back to
+        bucket.write(0, b"stays", b"0")
+        becomes_equal(pipeline, bucket, table)
+        points = {vb: bucket.high(vb) for vb in range(VBUCKETS)}
+        # in vbucket 0 an update, an insert and a deletion that will be lost; elsewhere what stays
+        bucket.write(0, b"k4", b"lost update")
+        bucket.write(0, b"inserted", b"lost insert")
+        bucket.delete(0, b"k8")
+        bucket.write(1, b"k1", b"kept update")
+        bucket.delete(1, b"k5")
+        becomes_equal(pipeline, bucket, table)
+        bucket.fail_over(0, points[0])
+        bucket.write(0, b"after", b"the failover")
+        bucket.write(0, b"k12", b"on the new branch")
+        becomes_equal(pipeline, bucket, table)
+        held = documents_of(table)
+        assert (held[b"k4"], held[b"k8"]) == (b'{"n":4}', b'{"n":8}')
+        assert b"inserted" not in held
+        assert held[b"k1"] == b"kept update"
+        # the second failover of the same vbucket, the first of another, and one down to nothing
+        bucket.fail_over(0, points[0])
+        bucket.fail_over(1, points[1])
+        bucket.fail_over(2, 0)
+        bucket.write(2, b"k2", b"begins again")
+        becomes_equal(pipeline, bucket, table)
+        held = documents_of(table)
+    assert (held[b"k12"], held[b"k5"]) == (b'{"n":12}', b'{"n":5}')
+    assert b"k6" not in held
+    branches = {row["vbucket"]: row["branch"] for row in rows_of(table)}
+    assert branches[3] == 0
+    assert pipeline.status().rollbacks >= 4
+
+
+def test_many_states_are_set_by_the_executors(spark: SparkSession, tmp_path: Path) -> None:
+    columns = (
+        "vbucket int, scope string, collection string, key binary, value binary, cas bigint, "
+        "seqno bigint, rev bigint, flags bigint, expiry timestamp, datatype int, "
+        "event_time timestamp, branch int, change string"
+    )
+    metadata = (1, 1, 1, 0, None, 0, None, 0)
+    shape = MirrorShape(groups=2)
+    table = MirrorTable(tmp_path / "documents", shape, most_merged_by_driver=0)
+
+    def states(*said: tuple[int, str, str | None, str | None]) -> DataFrame:
+        rows = [
+            (vb, None, "c", key.encode(), value and value.encode(), *metadata, change)
+            for vb, key, value, change in said
+        ]
+        return shape.rows(spark.createDataFrame(rows, columns))
+
+    first = states(*((vb, f"k{vb}", "1", "mutation") for vb in range(6)))
+    table.create(first.schema, {})
+    table.set(first, Commit("test", 0, {}))
+    before = {file.name for file in table.folder.files() if file.partition["vbucket_group"] == "1"}
+    # only documents of the other group: one changes, one is deleted, one never was, one is new
+    table.set(
+        states(
+            (0, "k0", "2", "mutation"),
+            (2, "k2", None, "deletion"),
+            (4, "none", None, None),
+            (4, "new", "1", "mutation"),
+        ),
+        Commit("test", 1, {}),
+    )
+    held = {b"k0": b"2", b"k1": b"1", b"k3": b"1", b"k4": b"1", b"k5": b"1", b"new": b"1"}
+    assert documents_of(table.path) == held
+    assert before <= {file.name for file in table.folder.files()}
+    assert table.folder.last_batch("test") == 1
+
+
+def test_files_that_have_gone_meanwhile_are_not_exchanged(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path)
+    for number in range(3):
+        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
+    seen = folder.open()
+    files = folder.files(seen)
+    folder.open().optimize.compact()
+    with pytest.raises(CommitFailedError):
+        folder.commit(DataFiles([], 0, 0), Commit("a", 1, {}), instead_of=files, seen=seen)
+    assert folder.open().count() == 3
+
+
+def test_deleted_documents_stay_marked_on_request(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+
+    def held() -> dict[bytes, tuple[bool, str | None]]:
+        return {row["key"]: (row["deleted"], row["value"]) for row in rows_of(table)}
+
+    for key in (b"stays", b"goes", b"returns"):
+        bucket.write(0, key, b"1")
+    bucket.delete(0, b"goes")
+    options = {"keep_deleted": True, "value_format": "string"}
+    with running_mirror(spark, bucket.producer, table, **options) as pipeline:
+        before = {b"stays": (False, "1"), b"goes": (True, None), b"returns": (False, "1")}
+        becomes(pipeline, held, before)
+        high = bucket.high(0)
+        bucket.delete(0, b"returns")
+        bucket.write(0, b"inserted", b"2")
+        becomes(pipeline, held, {**before, b"returns": (True, None), b"inserted": (False, "2")})
+        bucket.fail_over(0, high)
+        becomes(pipeline, held, before)
+
+
+@pytest.mark.parametrize("per_collection", [False, True])
+def test_collections(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, per_collection: bool
+) -> None:
+    table = tmp_path / "documents"
+    names = ["_default._default", "shop.orders", "shop.people"]
+    scope = bucket.producer.bucket.create_scope("shop")
+    numbers = {
+        name: bucket.producer.bucket.create_collection(scope.id, name).id
+        for name in ("orders", "people")
+    }
+
+    def held() -> list[tuple[object, ...]]:
+        tables = [table / name for name in names] if per_collection else [table]
+        return sorted(
+            (row["scope"], row["collection"], row["vbucket"], row["value"])
+            for path in tables
+            if (path / "_delta_log").exists()
+            for row in rows_of(path)
+        )
+
+    for vbucket in (0, 1):
+        bucket.producer.write(b"same", b"default", vbucket)
+        for name, number in numbers.items():
+            bucket.producer.write(b"same", name.encode(), vbucket, number)
+    first = [("_default", "_default", vb, b"default") for vb in (0, 1)]
+    first += [("shop", name, vb, name.encode()) for name in numbers for vb in (0, 1)]
+    options = {"table_per_collection": per_collection}
+    with running_mirror(spark, bucket.producer, table, **options) as pipeline:
+        becomes(pipeline, held, sorted(first))
+        bucket.producer.delete(b"same", 0, numbers["orders"])
+        bucket.producer.write(b"same", b"changed", 1, numbers["people"])
+        changed = [*first, ("shop", "people", 1, b"changed")]
+        changed.remove(("shop", "orders", 0, b"orders"))
+        changed.remove(("shop", "people", 1, b"people"))
+        becomes(pipeline, held, sorted(changed))
+    found = verify(spark, source=bucket.producer.source, table=str(table))
+    assert (found.equal, found.differing, found.incomparable) == (5, 0, ())
+
+
+def test_values_as_columns_and_dead_letters(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "people"
+    schema = "name string, age int"
+    bucket.write(0, b"ann", b'{"name":"Ann","age":31,"more":[1]}')
+    bucket.write(1, b"bad", b"no JSON")
+    bucket.write(1, b"odd", b'{"name":"Odd","age":"many"}')
+
+    def named() -> dict[bytes, str | None]:
+        return {row["key"]: row["name"] for row in rows_of(table)}
+
+    with running_mirror(spark, bucket.producer, table, value_schema=schema) as pipeline:
+        becomes(pipeline, named, {b"ann": "Ann", b"bad": None, b"odd": None})
+        bucket.write(1, b"bad", b'{"name":"Bad","age":1}')
+        bucket.write(2, b"worse", b"\xff\xfe")
+        becomes(pipeline, named, {b"ann": "Ann", b"bad": "Bad", b"odd": None, b"worse": None})
+    assert pipeline.status().dead_letters == 3
+    people = {row["key"]: row for row in rows_of(table)}
+    assert {key: (row["name"], row["age"]) for key, row in people.items()} == {
+        b"ann": ("Ann", 31),
+        b"bad": ("Bad", 1),
+        b"odd": (None, None),
+        b"worse": (None, None),
+    }
+    assert people[b"odd"]["_corrupt_record"] == b'{"name":"Odd","age":"many"}'
+    assert people[b"bad"]["_corrupt_record"] is None
+    letters = rows_of(table / "_upriver" / "dead_letters")
+    assert sorted((one["key"], one["reason"], one["value"]) for one in letters) == [
+        (b"bad", "it is no JSON", b"no JSON"),
+        (b"odd", "it does not fit the schema", b'{"name":"Odd","age":"many"}'),
+        (b"worse", "it is no JSON", b"\xff\xfe"),
+    ]
+    assert {one["seqno"] for one in letters if one["key"] == b"worse"} == {bucket.high(2)}
+
+
+def test_a_schema_is_inferred_once(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "things"
+    bucket.write(0, b"a", b'{"n":1,"ratio":0.5,"tags":["x"],"in":{"b":true}}')
+    bucket.write(1, b"b", b'{"n":2,"ratio":12.25,"none":null}')
+    caught_up(spark, bucket.producer, table, value_schema="infer")
+    bucket.write(2, b"c", b'{"n":3,"unheard":1}')
+    caught_up(spark, bucket.producer, table, value_schema="infer")
+    rows = {row["key"]: row for row in rows_of(table)}
+    first = rows[b"a"]
+    assert (first["n"], first["ratio"], first["tags"], first["in"]) == (1, 0.5, ["x"], {"b": True})
+    assert rows[b"b"]["ratio"] == 12.25
+    assert (rows[b"c"]["n"], rows[b"c"]["_corrupt_record"]) == (3, None)
+
+
+def test_what_does_not_belong_to_the_table_is_refused(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    filled(bucket, 4)
+    caught_up(spark, bucket.producer, table)
+    source = bucket.producer.source
+
+    def refused(**options: object) -> str:
+        with pytest.raises(ConfigError) as failure:
+            mirror(spark, **{"source": source, "table": table, "once": True, **options})
+        return str(failure.value)
+
+    with TemporaryProducer(vbuckets=VBUCKETS, bucket="other") as other:
+        assert "its bucket is default and here it is other" in refused(source=other.source)
+    assert "its shape is" in refused(keep_deleted=True)
+    assert "its selection is" in refused(scope="_default")
+    assert "with another checkpoint" in refused(checkpoint=tmp_path / "elsewhere")
+    assert "has no meaning for a mirror" in refused(starting_offsets="latest")
+    caught_up(spark, bucket.producer, tmp_path / "b", checkpoint=tmp_path / "checkpoint")
+    assert "not at" in refused(table=tmp_path / "c", checkpoint=tmp_path / "checkpoint")
+    running = mirror(spark, source=source, table=table)
+    try:
+        assert "another pipeline is running" in refused()
+    finally:
+        running.stop()
+    assert running.status().state == "stopped"
+    assert documents_of(table) == bucket.documents()
