@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit bench clean environment
+.PHONY: help demo test lint format types unit chaos bench docs clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ types: environment ## mypy --strict
 unit: environment ## the tests alone
 	@$(BIN)/pytest
 
+chaos: environment ## what breaks, for about 20 minutes; SEED=7 and MINUTES=5 if wanted
+	@$(BIN)/python tools/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+
 format: environment ## rewrite files in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -34,6 +37,16 @@ format: environment ## rewrite files in the project's style
 bench: environment ## run the benchmarks; results belong in benchmarks/RESULTS.md
 	@for script in benchmarks/[a-z]*.py; do \
 	  case $$script in benchmarks/machine.py) ;; *) echo "== $$script"; $(BIN)/python $$script || exit 1;; esac; done
+
+docs: environment $(VENV)/.docs-installed ## build the documentation into build/site
+	@$(BIN)/python tools/reference.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	@echo "open build/site/index.html"
+
+$(VENV)/.docs-installed: pyproject.toml | environment
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $@.new
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --requirement $@.new
+	@mv $@.new $@
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist src/*.egg-info src/upriver/wire/columns/*.so

@@ -29,7 +29,7 @@ from replay import replaying
 from upriver.consumer.access import Access
 from upriver.consumer.source import Source
 from upriver.consumer.survey import Survey
-from upriver.spark.session import session
+from upriver.spark import session
 
 ROUNDS = 3
 

@@ -30,7 +30,7 @@ from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.consumer.topology import vbucket_of
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
-from upriver.spark.session import session
+from upriver.spark import session
 from upriver.spark.tables.api import mirror
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.verify import verify

@@ -1,14 +1,16 @@
 """Runs the code blocks of a Markdown page in order, in a directory of its own, as a reader would.
 
     ```sh                    run by bash; variables that are exported stay for later blocks
-    ```sh title="... terminal"   goes on in the background after its first line of output
+    ```sh title="... terminal"
+                             goes on in the background after its first line of output
     ```console               lines after "$ " are commands, the others what they print; in these
                              "..." stands for anything, and alone on a line for any lines
     ```python                run as a script
-    ```LANGUAGE title="NAME.EXT"   kept as a file of that name; a later block uses it
+    ```LANGUAGE title="NAME.EXT"
+                             kept as a file of that name; a later block uses it
 
 Other languages are not run. ``upriver`` and ``python`` are those of the running interpreter. A page
-talks to the default port; here it gets a free one instead, so that two runs do not meet.
+talks to default ports; here it gets free ones instead, so that two runs do not meet.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +39,8 @@ _FENCE = re.compile(
 )
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _DEFAULT_ADDRESS = re.compile(r"(couchbases?://(?:localhost|127\.0\.0\.1))(?::11210)?/")
-_HTTP_ADDRESS = re.compile(r"\b(localhost|127\.0\.0\.1):8091\b")
+_DASHBOARD = re.compile(r"--dashboard\b(?!-)")
+_CLUSTER = re.compile(r"upriver cluster start --data (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Reader:
         self._directory = directory
         self._exported = directory / ".exported"
         self._exported.touch()
-        self._port, self._http_port = _free_port(), _free_port()
+        self._port, self._dashboard_port = _free_ports(3), _free_ports(1)
         self._environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -98,12 +101,14 @@ class Reader:
             "COLUMNS": "100",
         }
         self._staying: list[subprocess.Popen[str]] = []
+        self._clusters: set[str] = set()
 
     def run(self, block: Block) -> str:
         """Runs a block and returns what it printed.
 
         AssertionError if it fails, or prints other things than the page shows.
         """
+        self._clusters.update(_CLUSTER.findall(block.code))
         if block.is_file:
             (self._directory / block.title).write_text(self._here(block.code))
         elif block.stays:
@@ -171,12 +176,22 @@ class Reader:
         """A text of the page with the programs and ports of this run."""
         text = text.replace(".venv/bin/", "")
         text = text.replace("upriver serve ", f"upriver serve --port {self._port} ")
-        text = text.replace("--http-port 8091", f"--http-port {self._http_port}")
-        text = _HTTP_ADDRESS.sub(rf"\1:{self._http_port}", text)
+        text = text.replace("upriver cluster start ", f"upriver cluster start --port {self._port} ")
+        text = _DASHBOARD.sub(f"--dashboard {self._dashboard_port}", text)
+        text = text.replace("127.0.0.1:8180", f"127.0.0.1:{self._dashboard_port}")
         return _DEFAULT_ADDRESS.sub(rf"\1:{self._port}/", text)
 
     def stop(self) -> None:
         """Ends what still runs."""
+        for data in self._clusters:  # one that the page has stopped says so, and that is all
+            subprocess.run(
+                [Path(sys.executable).parent / "upriver", "cluster", "stop", "--data", data],
+                cwd=self._directory,
+                env=self._environment,
+                capture_output=True,
+                timeout=PATIENCE,
+                check=False,
+            )
         for process in self._staying:
             process.send_signal(signal.SIGTERM)
         for process in self._staying:
@@ -201,8 +216,16 @@ def reading() -> Iterator[Reader]:
             reader.stop()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def _free_ports(count: int) -> int:
+    """The first of some ports in a row that nobody uses now."""
+    while True:
+        with ExitStack() as listeners:
+            first = listeners.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for more in range(port + 1, port + count):
+                    listeners.enter_context(socket.socket()).bind(("127.0.0.1", more))
+            except (OSError, OverflowError):
+                continue
+            return port

@@ -192,7 +192,7 @@ def test_who_does_not_want_to_go_back_fails(producer: TemporaryProducer) -> None
             await take(consumer, 10)
             checkpoint = consumer.position()
         producer.fail_over(0, 0)
-        chosen = ConsumerSettings(start=checkpoint, on_rollback=RollbackPolicy.FAIL)
+        chosen = ConsumerSettings(start=checkpoint, rollback=RollbackPolicy.FAIL)
         async with AsyncConsumer(producer.source, settings=chosen) as consumer:
             for _ in range(2):
                 with pytest.raises(RollbackRequired):

@@ -153,7 +153,7 @@ def test_who_does_not_want_to_go_back_stops_and_keeps_its_position(
 
 
 def policy(chosen: RollbackPolicy, **options: Any) -> ConsumerSettings:
-    return ConsumerSettings(on_rollback=chosen, **options)
+    return ConsumerSettings(rollback=chosen, **options)
 
 
 def test_who_does_not_care_is_not_told(producer: TemporaryProducer) -> None:

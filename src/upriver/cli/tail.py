@@ -125,7 +125,7 @@ def tail(
         values=not keys_only,
         xattrs=xattrs,
         dialect=dialect,
-        on_rollback=RollbackPolicy(on_rollback),
+        rollback=RollbackPolicy(on_rollback),
     )
     live = sys.stderr.isatty()
     # warnings of the consumer, over the line of the status if there is one

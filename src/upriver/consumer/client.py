@@ -46,7 +46,8 @@ class Consumer:
 
     Options are those of `ConsumerSettings`. With a checkpoint store it goes on where `save` was
     last called. ``on_rollback`` is called, in the application's thread, before anything of a new
-    branch is handed out.
+    branch is handed out: what was told after its ``to_seqno`` never happened. A document that was
+    changed before and after it has its older version again, which nobody sends a second time.
     """
 
     def __init__(

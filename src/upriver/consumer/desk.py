@@ -102,7 +102,7 @@ class Desk:
         return event
 
     def _tell(self, event: RolledBack) -> RolledBack | None:
-        if self._settings.on_rollback is RollbackPolicy.IGNORE:
+        if self._settings.rollback is RollbackPolicy.IGNORE:
             return None
         if self._on_rollback is not None and not event.refused:
             told = Rollback(event.vbucket, event.from_seqno, event.to.seqno, event.reason)

@@ -243,7 +243,7 @@ class Engine:
         options = StreamOptions(
             end=reader.end,
             filter=self._bearings.filter,
-            same_branch=self._settings.on_rollback is RollbackPolicy.STOP,
+            same_branch=self._settings.rollback is RollbackPolicy.STOP,
         )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
         reader.carrier, reader.asked_at = connection, asyncio.get_running_loop().time()
@@ -293,7 +293,7 @@ class Engine:
             self._wake.set()
 
     def _adopt(self, connection: NodeConnection) -> None:
-        refuse = self._settings.on_rollback in (RollbackPolicy.FAIL, RollbackPolicy.STOP)
+        refuse = self._settings.rollback in (RollbackPolicy.FAIL, RollbackPolicy.STOP)
         session = ConsumerSession(connection.dialect, refuse_rollback=refuse)
         self._sessions[connection] = session
         self._connections[connection.address] = connection
@@ -390,7 +390,7 @@ class Engine:
             reader = self._readers[event.vbucket]
             reader.carrier, reader.done = None, True
             self._wake.set()
-        if self._settings.on_rollback is RollbackPolicy.FAIL:
+        if self._settings.rollback is RollbackPolicy.FAIL:
             reason = event.reason.value
             self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
         else:

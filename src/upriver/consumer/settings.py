@@ -87,7 +87,7 @@ class ConsumerSettings:
     dialect: DialectName = "auto"
     #: The connection's name, which a server knows one of at a time; made up if empty.
     name: str = ""
-    on_rollback: RollbackPolicy = RollbackPolicy.REWIND
+    rollback: RollbackPolicy = RollbackPolicy.REWIND
     #: Hand out only what every copy has on disk, asked for in intervals of so many seconds.
     persisted_everywhere: float | None = None
 

@@ -1,7 +1,6 @@
 """Spark: source, sink, tables and pipelines. It uses the consumer and never the producer.
 
-Importing it loads no Spark; what is called does. A session with the right settings comes from
-`upriver.spark.session.session`.
+Importing it loads no Spark; what is called does.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from .fold import fold
 from .parse import parse
-from .session import register
+from .session import register, session
 
 if TYPE_CHECKING:
     from .tables.api import changelog, mirror
     from .tables.verify import verify
 
-__all__ = ["changelog", "fold", "mirror", "parse", "register", "verify"]
+__all__ = ["changelog", "fold", "mirror", "parse", "register", "session", "verify"]
 
 
 def __getattr__(name: str) -> Any:

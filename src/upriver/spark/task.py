@@ -125,7 +125,7 @@ def read_whole_snapshots(
     if missing := sorted(positions.keys() - highs.keys()):
         raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
     until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
-    settings = _settings(options, start=positions, end=until, on_rollback=RollbackPolicy.FAIL)
+    settings = _settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
     with closing(_started(options, settings)) as consumer:
         names.consumer = consumer
         for event in consumer.events():
@@ -177,7 +177,7 @@ class _Attempt:
             self._options,
             start=self._positions,
             end={vb: self._steps[vb].end for vb in self._positions},
-            on_rollback=RollbackPolicy.STOP,
+            rollback=RollbackPolicy.STOP,
         )
         ends = _as_array({vb: self._steps[vb].end for vb in self._positions})
         with closing(_started(self._options, settings)) as consumer:

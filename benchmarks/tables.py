@@ -1,0 +1,124 @@
+"""Tables: the first load of change log and mirror, then small updates on mirrors of two sizes.
+
+    python benchmarks/tables.py [--docs 1000000] [--quick]
+
+The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet.
+Updates come from a producer in a process of its own; every batch of them is 10,000 documents
+chosen at random, and its time is what the pipeline itself records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from machine import machine_line
+from producer import VALUE, fill, key, serving, vbucket_of
+from pyspark.sql import SparkSession
+from replay import replaying
+
+from upriver.consumer.access import Access
+from upriver.consumer.link import Link
+from upriver.consumer.source import Source
+from upriver.spark import session
+from upriver.spark.tables.api import changelog, mirror
+from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.verify import verify
+from upriver.wire import kv
+
+UPDATES = 10_000
+
+
+def show(name: str, documents: int, seconds: float, beside: str = "") -> None:
+    print(
+        f"  {name:44} {documents / seconds:10,.0f} documents/s, {seconds:.1f} s{beside}", flush=True
+    )
+
+
+def first_loads(spark: SparkSession, documents: int, scratch: Path) -> None:
+    print(f"first load of {documents:,} documents of 200 B from a recorded stream:")
+    with replaying(64, documents) as port:
+        source = f"couchbase://127.0.0.1:{port}/default"
+        rows = spark.read.format("dcp").load(source)
+        rows.write.parquet(str(scratch / "rows"))
+        started = time.perf_counter()
+        spark.read.parquet(str(scratch / "rows")).write.parquet(str(scratch / "copy"))
+        itself = time.perf_counter() - started
+        show("Parquet to Parquet, Spark itself", documents, itself)
+        for name, kind in (("change log", changelog), ("mirror", mirror)):
+            started = time.perf_counter()
+            kind(spark, source=source, table=scratch / name.replace(" ", "_"), once=True).wait()
+            seconds = time.perf_counter() - started
+            show(name, documents, seconds, f", {itself / seconds:.0%} of Spark's own copy")
+
+
+def until_caught_up(pipeline: Pipeline) -> None:
+    while pipeline.lag() != 0:
+        if pipeline.wait(0.02):
+            raise SystemExit(f"the pipeline ended: {pipeline.status()}")
+
+
+def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) -> None:
+    print(f"batches of {UPDATES:,} random updates on a mirror of {documents:,} documents:")
+    chance = random.Random(5)
+    with tempfile.TemporaryDirectory() as directory:
+        fill(Path(directory), documents)
+        with serving(Path(directory)) as (port, _):
+            text = f"couchbase://127.0.0.1:{port}/default"
+            pipeline = mirror(spark, source=text, table=scratch / f"mirror{documents}")
+            until_caught_up(pipeline)
+            times, delays = [], []
+            with Link.open(Source.parse(text), Access()) as link:
+                for _ in range(batches):
+                    before = pipeline.status().batches
+                    names = [key(chance.randrange(documents)) for _ in range(UPDATES)]
+                    link.ask_all(kv.Set(key=n, vbucket=vbucket_of(n), value=VALUE) for n in names)
+                    written = time.perf_counter()
+                    until_caught_up(pipeline)
+                    delays.append(time.perf_counter() - written)
+                    assert pipeline.status().batches > before
+                    last = pipeline.status().last
+                    assert last is not None
+                    times.append(last.seconds)
+            pipeline.stop()
+            compared = verify(spark, source=text, table=str(scratch / f"mirror{documents}"))
+            assert not compared.differing, compared
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"  {statistics.median(times):.2f} s a batch (median), {max(times):.2f} s the longest; "
+        f"from the last write to all rows visible {statistics.median(delays):.2f} s; "
+        f"{memory:.0f} MiB peak of the driver's Python; verified equal",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    options = parser.parse_args()
+    documents = options.docs // (10 if options.quick else 1)
+    batches = max(3, options.batches // (5 if options.quick else 1))
+    print(machine_line("pyspark", "deltalake", "pyarrow"))
+    spark = session("benchmark", master="local[2]")
+    spark.sparkContext.setLogLevel("OFF")
+    scratch = Path(tempfile.mkdtemp(prefix="upriver-tables-"))
+    try:
+        first_loads(spark, documents, scratch)
+        updates(spark, documents, batches, scratch)
+        updates(spark, 4 * documents, max(3, batches // 4), scratch)
+    finally:
+        spark.stop()
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

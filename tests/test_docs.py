@@ -1,0 +1,89 @@
+"""What the documentation shows is what happens, and what it lists is what there is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_blocks import blocks_of, reading
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+#: Pages that are followed from their first to their last block.
+FOLLOWED = [
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    DOCS / "explanation" / "drafts-and-their-mistakes.md",
+]
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+#: Directories of one machine, which mean nothing on another.
+_MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:home|root|work|tmp|usr|var)/")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_a_page_can_be_followed_from_top_to_bottom(page: Path) -> None:
+    blocks = blocks_of(page.read_text())
+    assert blocks
+    with reading() as reader:
+        for block in blocks:
+            reader.run(block)
+
+
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_every_block_of_such_a_page_is_run_or_only_shown(page: Path) -> None:
+    """A language that nobody runs would hide a command that does not work."""
+    languages = {block.language for block in blocks_of(page.read_text()) if not block.is_file}
+    assert languages <= {"sh", "console", "python", "text"}
+
+
+def test_the_generated_parts_of_the_reference_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "reference.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.is_file(), target
+        assert there.is_relative_to(DOCS), f"{target} is not part of the site"
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_name_no_directory_of_one_machine(page: Path) -> None:
+    assert not _MACHINE_PATH.search(page.read_text())
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text()
+    assert [name_of(page) for page in PAGES if name_of(page) not in menu] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings get: lower case, words joined by hyphens."""
+    text = _FENCED.sub("", page.read_text())
+    return {
+        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+        for heading in _HEADING.findall(text)
+    }

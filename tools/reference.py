@@ -1,0 +1,302 @@
+"""Writes the parts of docs/reference that follow from the code; the rest of a page is its author's.
+
+    python tools/reference.py            renews them
+    python tools/reference.py --check    says which are not up to date, and exits with 1
+
+A part lies between ``<!-- NAME: made by tools/reference.py -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum, EnumType
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import click
+
+from upriver import errors
+from upriver.cli.main import cli
+from upriver.spark import rows
+from upriver.spark.known_options import READ_OPTIONS, WRITE_OPTIONS
+from upriver.spark.option_table import Kind, Option, Use
+from upriver.spark.tables.settings import CHANGELOG_OPTIONS, MIRROR_OPTIONS, PIPELINE_OPTIONS
+
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_PART = re.compile(
+    r"(?P<begin><!-- (?P<name>[\w-]+): made by tools/reference\.py -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+
+#: Where the public names of the Python interface are, and which of them to show (none: all).
+MODULES: dict[str, tuple[str, ...]] = {
+    "upriver.consumer": (),
+    "upriver.testing": (),
+    "upriver.spark.session": ("session", "register"),
+    "upriver.spark.fold": (),
+    "upriver.spark.parse": (),
+    "upriver.spark.tables.api": (),
+    "upriver.spark.tables.verify": (),
+    "upriver.spark.listener": (),
+}
+
+
+# ---- options -----------------------------------------------------------------------------
+
+
+def option_table(options: Sequence[Option]) -> Iterator[str]:
+    yield "| option | what it is | default | meaning |"
+    yield "|---|---|---|---|"
+    for option in options:
+        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+        default = "" if option.default is None else f"`{option.default}`"
+        yield f"| {names} | {_what(option)} | {default} | {_cell(option.help)}{_only(option)} |"
+
+
+def _what(option: Option) -> str:
+    if option.kind is Kind.CHOICE:
+        return ", ".join(f"`{word}`" for word in option.choices)
+    return option.kind.value
+
+
+def _only(option: Option) -> str:
+    return {Use.BATCH: "; batch reads only", Use.STREAM: "; streams only"}.get(option.use, "")
+
+
+# ---- commands ----------------------------------------------------------------------------
+
+
+def command_list() -> Iterator[str]:
+    context = click.Context(cli, info_name="upriver")
+    for name in sorted(cli.commands):
+        yield from _command(cli.commands[name], context, name, "##")
+
+
+def _command(command: click.Command, parent: click.Context, name: str, level: str) -> Iterator[str]:
+    context = click.Context(command, parent, info_name=name)
+    yield f"{level} {context.command_path}\n"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"```text\n{context.command_path} {usage}\n```\n"
+    yield _help(command) + "\n"
+    options = [_option(option, context) for option in command.get_params(context)]
+    if any(options):
+        yield "| option | meaning |\n|---|---|"
+        yield from filter(None, options)
+        yield ""
+    if isinstance(command, click.Group):
+        for inner in sorted(command.commands):
+            yield from _command(command.commands[inner], context, inner, level + "#")
+
+
+def _help(command: click.Command) -> str:
+    """Its docstring; paragraphs that click leaves as they are become code."""
+    text = inspect.cleandoc(command.help or "")
+    parts = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            title, _, code = paragraph.removeprefix("\b\n").partition("\n")
+            parts.append(f"{title}\n\n```text\n{inspect.cleandoc(code)}\n```")
+        else:
+            parts.append(_prose(paragraph))
+    return "\n\n".join(parts)
+
+
+def _option(option: click.Parameter, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    if record is None or "--help" in option.opts:
+        return ""
+    names, meaning = record
+    return f"| `{_cell(names)}` | {_cell(meaning)} |"
+
+
+# ---- rows and errors ---------------------------------------------------------------------
+
+
+def row_table() -> Iterator[str]:
+    yield "| column | type | meaning |"
+    yield "|---|---|---|"
+    for line in _indented(rows.__doc__ or ""):
+        name, kind, *meaning = re.split(r"\s{2,}", line.strip(), maxsplit=2)
+        yield f"| `{name}` | {kind} | {_cell(*meaning)} |"
+
+
+def error_tree() -> Iterator[str]:
+    yield "```text"
+    yield from (line[4:] for line in _indented(errors.__doc__ or ""))
+    yield "```"
+
+
+def _indented(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("    ")]
+
+
+# ---- Python ------------------------------------------------------------------------------
+
+
+def python_names() -> Iterator[str]:
+    for place, names in MODULES.items():
+        module = importlib.import_module(place)
+        yield f"## {place}\n"
+        yield f"{_prose((module.__doc__ or '').partition(chr(10))[0])}\n"
+        for name in names or module.__all__:
+            yield from _described(getattr(module, name), name)
+
+
+def _described(thing: Any, name: str) -> Iterator[str]:
+    yield f"### {name}\n"
+    if _is_called(thing):
+        yield f"```python\n{_signature(thing, name)}\n```\n"
+    yield f"{_docstring(thing)}\n"
+    if inspect.isclass(thing):
+        yield from _fields(thing)
+        for member, function in _members(thing).items():
+            yield f"- `{_heading(function, member)}`: " + _docstring(function).replace(
+                "\n", "\n    "
+            )
+        yield ""
+
+
+def _is_called(thing: Any) -> bool:
+    """Whether what it is called with is of interest, and not just its members."""
+    has_fields = is_dataclass(thing) or hasattr(thing, "_fields")
+    return not (has_fields or isinstance(thing, EnumType) or getattr(thing, "_is_protocol", False))
+
+
+def _members(thing: type) -> dict[str, Any]:
+    """Methods and properties with a docstring, those of our own base classes included."""
+    found: dict[str, Any] = {}
+    for owner in thing.__mro__:
+        if owner.__module__.startswith("upriver.") and not issubclass(owner, Enum):
+            for name, member in vars(owner).items():
+                known = isinstance(member, property | classmethod | staticmethod | FunctionType)
+                if known and name.islower() and not name.startswith("_") and member.__doc__:
+                    found.setdefault(name, member)
+    return found
+
+
+def _heading(member: Any, name: str) -> str:
+    if isinstance(member, property):
+        return name
+    return _signature(getattr(member, "__func__", member), name, width=1000)
+
+
+def _signature(thing: Any, name: str, *, width: int = 88) -> str:
+    """The call of something; a parameter on each line if it is longer than the width."""
+    signature = inspect.signature(thing)
+    kept = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
+    parts = [_parameter(one) for one in kept]
+    if one := next((one for one in kept if one.kind is one.KEYWORD_ONLY), None):
+        parts.insert(kept.index(one), "*")
+    result = signature.return_annotation
+    ending = "" if result in ("None", signature.empty) else f" -> {result}"
+    text = f"{name}({', '.join(parts)}){ending}"
+    if len(text) <= width:
+        return text
+    return "\n".join((f"{name}(", *(f"    {part}," for part in parts), f"){ending}"))
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = "**" if one.kind is one.VAR_KEYWORD else ""
+    kind = "" if one.annotation is one.empty else f": {one.annotation}"
+    default = "" if one.default is one.empty else f" = {_value(one.default)}"
+    return f"{stars}{one.name}{kind}{default}"
+
+
+def _fields(thing: Any) -> Iterator[str]:
+    notes = _notes(thing)
+    if issubclass(thing, Enum):
+        yield from (f"- `{one.name}`: {notes.get(one.name, '')}" for one in thing)
+        return
+    if is_dataclass(thing):
+        members = [(one.name, one.type, one.default) for one in fields(thing)]
+    else:
+        names = getattr(thing, "_fields", ())
+        members = [(name, thing.__annotations__[name].__forward_arg__, MISSING) for name in names]
+    for name, kind, default in members:
+        if not name.startswith("_"):
+            note = f": {notes[name]}" if name in notes else ""
+            shown = "" if default is MISSING else f" = {_value(default)}"
+            yield f"- `{name}: {kind}{shown}`{note}"
+
+
+def _value(default: Any) -> str:
+    if isinstance(default, Enum):
+        return f"{type(default).__name__}.{default.name}"
+    if callable(default):
+        return f"{default.__module__}.{default.__qualname__}"
+    return repr(default).replace("'", '"')
+
+
+def _notes(thing: Any) -> dict[str, str]:
+    """The comments with a colon that stand before the names of a class."""
+    found: dict[str, str] = {}
+    note: list[str] = []
+    for line in inspect.getsource(thing).splitlines():
+        text = line.strip()
+        if text.startswith("#: "):
+            note.append(text.removeprefix("#: "))
+        elif name := re.match(r"(\w+)(?::| =)", text):
+            if note:
+                found[name[1]] = _prose(" ".join(note))
+            note = []
+    return found
+
+
+# ---- text --------------------------------------------------------------------------------
+
+
+def _docstring(thing: Any) -> str:
+    return _prose(inspect.cleandoc(thing.__doc__ or ""))
+
+
+def _prose(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def _cell(text: str = "") -> str:
+    return _prose(" ".join(text.split())).replace("|", "\\|")
+
+
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "read-options": lambda: option_table(READ_OPTIONS),
+    "write-options": lambda: option_table(WRITE_OPTIONS),
+    "pipeline-options": lambda: option_table(PIPELINE_OPTIONS),
+    "changelog-options": lambda: option_table(CHANGELOG_OPTIONS[len(PIPELINE_OPTIONS) :]),
+    "mirror-options": lambda: option_table(MIRROR_OPTIONS[len(PIPELINE_OPTIONS) :]),
+    "commands": command_list,
+    "rows": row_table,
+    "errors": error_tree,
+    "python": python_names,
+}
+
+
+def renewed(page: str) -> str:
+    def part(found: re.Match[str]) -> str:
+        content = "\n".join(PARTS[found["name"]]()).strip("\n")
+        return f"{found['begin']}\n{content}\n\n{found['end']}"
+
+    return _PART.sub(part, page)
+
+
+def main() -> None:
+    stale = []
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text()
+        if (wanted := renewed(text)) != text:
+            stale.append(path)
+            if "--check" not in sys.argv[1:]:
+                path.write_text(wanted)
+    for path in stale:
+        print(f"{path.name} {'is not up to date' if '--check' in sys.argv[1:] else 'is renewed'}")
+    if stale and "--check" in sys.argv[1:]:
+        sys.exit("run python tools/reference.py")
+
+
+if __name__ == "__main__":
+    main()
