@@ -80,3 +80,12 @@ def test_replicas_are_spread_evenly_in_a_new_cluster() -> None:
 def test_a_vbucket_moves_to_where_a_copy_is_already() -> None:
     rows: tuple[Row, ...] = tuple(("a", "b") for _ in range(4))
     assert balanced(rows, ["a", "b"]) == (("a", "b"), ("a", "b"), ("b", "a"), ("b", "a"))
+
+
+def test_a_third_node_gets_its_share_of_replicas() -> None:
+    rows = tuple(("n1", "n2") if number % 2 else ("n2", "n1") for number in range(64))
+    planned = balanced(rows, ["n1", "n2", "n3"])
+    for place in (0, 1):
+        shares = Counter(row[place] for row in planned)
+        assert max(shares.values()) - min(shares[node] for node in ("n1", "n2", "n3")) <= 1
+    assert balanced(planned, ["n1", "n2", "n3"]) == planned

@@ -99,13 +99,35 @@ def _with_replicas(
                 replicas.append(node)
                 load[node] += 1
         kept.append(replicas)
-    result = []
     for active, replicas in zip(actives, kept, strict=True):
         while len(replicas) < wanted:
             open_to = [node for node in nodes if node != active and node not in replicas]
             node = min(open_to, key=lambda node: load[node])
             replicas.append(node)
             load[node] += 1
-        missing = (None,) * (copies - 1 - len(replicas))
-        result.append((active, *replicas, *missing))
-    return tuple(result)
+    _even_out(actives, kept, load, nodes)
+    missing = (None,) * (copies - 1 - wanted)
+    return tuple(
+        (active, *replicas, *missing) for active, replicas in zip(actives, kept, strict=True)
+    )
+
+
+def _even_out(
+    actives: Sequence[str], replicas: list[list[str]], load: Counter[str], nodes: Sequence[str]
+) -> None:
+    """Moves replicas from full nodes to empty ones, while that makes them more alike.
+
+    What stayed where it was may have left the last rows no choice but a node that is full.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for active, row in zip(actives, replicas, strict=True):
+            for place, full in enumerate(row):
+                open_to = [node for node in nodes if node != active and node not in row]
+                empty = min(open_to, key=lambda node: load[node], default=full)
+                if load[full] - load[empty] > 1:
+                    row[place] = empty
+                    load[full] -= 1
+                    load[empty] += 1
+                    moved = True
