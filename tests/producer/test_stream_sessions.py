@@ -328,7 +328,6 @@ def test_flags_of_the_request(producer: TemporaryProducer) -> None:
         assert talk.read_until(m.Mutation)[-1].seqno == 7
 
 
-
 def test_a_takeover_hands_the_vbucket_over(producer: TemporaryProducer) -> None:
     """Pending, dead, active, with every marker acknowledged, and the same branch throughout."""
     branch = vbuuid(producer)

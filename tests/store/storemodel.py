@@ -46,6 +46,9 @@ class VBucketModel:
     snapshot_end: int = 0
     whole_before: int = 0
     states: dict[int, dict[Path, Version]] = field(default_factory=lambda: {0: {}})
+    #: The last seqno of each collection, now and at every seqno; nothing takes one away.
+    highs: dict[int, int] = field(default_factory=dict)
+    highs_at: dict[int, dict[int, int]] = field(default_factory=lambda: {0: {}})
     #: Which seqnos replaced something, and when.
     replaced: list[tuple[int, int]] = field(default_factory=list)
     #: Dropped collections whose documents are still there.
@@ -59,6 +62,9 @@ class VBucketModel:
         self.here = {**self.here, path: version}
         self.high = version.seqno
         self.states[self.high] = self.here
+        collection = path[1] if path[0] == "event" else path[0]
+        assert isinstance(collection, int)
+        self.highs = self.highs_at[self.high] = {**self.highs, collection: self.high}
         if version.op == "-":
             assert isinstance(path[1], int)
             self.dropped[path[1]] = version.seqno
@@ -109,7 +115,7 @@ class VBucketModel:
         if seqno < max(self.floor, self.purge):
             seqno = 0
         if seqno == 0:
-            self.states = {0: {}}
+            self.states, self.highs_at = {0: {}}, {0: {}}
             self.purge = self.floor = self.purged_rev = 0
             self.replaced = []
             self.dropped = {}
@@ -117,6 +123,8 @@ class VBucketModel:
         self.here = self.states[at]
         self.states = {other: state for other, state in self.states.items() if other <= seqno}
         self.states[seqno] = self.here
+        self.highs = self.highs_at[max(other for other in self.highs_at if other <= seqno)]
+        self.highs_at = {other: highs for other, highs in self.highs_at.items() if other <= seqno}
         self.high = seqno
         self.replaced = [one for one in self.replaced if one[0] <= seqno]
         self.dropped = {one: at for one, at in self.dropped.items() if at <= seqno}

@@ -266,16 +266,16 @@ class StoreMachine(RuleBasedStateMachine):
         seqno = model.high
         for gap in gaps:
             seqno += gap
-            name = data.draw(NAMES)
-            cas = seqno + 10
+            collection, name = data.draw(st.sampled_from([0, *self.manifest])), data.draw(NAMES)
+            where, cas = key(name.decode(), collection), seqno + 10
             if data.draw(st.booleans()):
-                frame = canonical.mutation(vbucket, seqno, seqno, cas, 1, 0, 0, b"\0" + name, b"r")
+                frame = canonical.mutation(vbucket, seqno, seqno, cas, 1, 0, 0, where, b"r")
                 version = Version("M", seqno, seqno, cas, 1, 0, b"r")
             else:
-                frame = canonical.deletion(vbucket, seqno, seqno, cas, self.now, 0, b"\0" + name)
+                frame = canonical.deletion(vbucket, seqno, seqno, cas, self.now, 0, where)
                 version = Version("D", seqno, seqno, cas, 0, self.now)
             changes.append(Replicate(vbucket, frame))
-            model.write((0, name), version, self.now)
+            model.write((collection, name), version, self.now)
         assert all(isinstance(one, Applied) for one in self.bucket.write_many(changes))
 
     # ---- collections ---------------------------------------------------------------------
@@ -313,6 +313,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats.items == ops.count("M")
             assert stats.tombstones == ops.count("D") + ops.count("X")
             assert (stats.high_seqno, stats.persisted_seqno) == (model.high, model.high)
+            assert self.bucket.collection_seqnos(number) == model.highs
             assert stats.purge_seqno == model.purge
             assert stats.history_floor == max(model.floor, model.purge)
             assert [entry.seqno for entry in self.bucket.failover_log(number)] == model.log

@@ -1,8 +1,7 @@
 """One connection: bytes in, requests in order, answers in order, and the pump of its streams.
 
-Requests of a connection are worked on one after the other. Writes that follow each other go to
-the store as one group, and are answered when that is durable; what comes behind them waits, and
-meanwhile more writes gather for the next group. Memory is bounded on both sides: too much unread
+Requests of a connection are worked on one after the other; `waiting` has those that take time,
+and what comes behind them stays in the backlog. Memory is bounded on both sides: too much unread
 or unanswered stops reading, too much unsent stops working and pumping.
 
 Everything runs on the event loop; only the store calls back from its own thread.
@@ -13,28 +12,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from ..errors import DecodeError, Status, StoreError, StoreRefusal
-from ..store import Applied, Bucket, Change, Outcome
+from ..errors import DecodeError, StoreError, StoreRefusal
+from ..store import Bucket
 from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp, Dialect, DialectPin, Draft001, Draft002
-from ..wire.frameinfo import Durability
 from ..wire.framing import Framer
 from ..wire.header import parse_header
 from ..wire.names import Command, Feature
 from .client import Client
-from .durability import DURABLE_COMMANDS, DurableWrite, durability_of, patience
+from .durability import DURABLE_COMMANDS, durability_of
 from .front_desk import STREAM_COMMANDS, Delayed, Elsewhere, FrontDesk
-from .keyvalue import Answer, Blocking, KeyValue, Later, Now, Write
+from .keyvalue import KeyValue, Write
 from .node import GivenMap
-from .quick_sets import plain_set, set_answer
+from .quick_sets import plain_set
 from .replica_desk import ReplicaDesk, Unread, is_from_producer
 from .statistics import ConnectionView, connection_view
 from .stream_desk import StreamDesk
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .server import Server
@@ -49,16 +48,9 @@ _PUMP_BYTES: Final = 1024 * 1024
 _WRITE_BYTES: Final = 128 * 1024
 #: Bytes of a producer that are taken at once where this node is the consumer.
 _RECEIVE_BYTES: Final = 1024 * 1024
-#: Writes that go to the store as one group at the most.
-_BATCH: Final = 4096
-#: How often something that has not come yet is asked for.
-_POLL_SECONDS: Final = 0.005
 #: Seconds in which a peer can take what was written to it before its connection was closed. One
 #: that reads nothing would otherwise keep its memory and its place for ever.
 _FAREWELL_SECONDS: Final = 5.0
-
-_Respond = Callable[[Any], tuple[m.Response, ...]]
-_RespondLater = Callable[[Any], tuple[m.Response, ...] | Later]
 
 
 class Connection(asyncio.Protocol):
@@ -73,11 +65,7 @@ class Connection(asyncio.Protocol):
         self._dcp = Dcp()
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
-        #: Writes that were not given to the store yet, and how to answer them: a plain set's
-        #: own packet will do.
-        self._batch: list[tuple[Change, _Respond | bytes]] = []
         self._may_set_quickly = False
-        self._busy = False
         self._reading = True
         self._writable = True
         self._closing = False
@@ -99,6 +87,7 @@ class Connection(asyncio.Protocol):
         self._replica: ReplicaDesk | None = None
         self._front = FrontDesk(server.node, self.client)
         self._keyvalue: KeyValue = server.keyvalue
+        self._waiting = Waiting(self, server)
 
     # ---- the socket ----------------------------------------------------------------------
 
@@ -129,14 +118,14 @@ class Connection(asyncio.Protocol):
                 self._backlog_bytes += len(packet)
         except DecodeError as fault:
             self._fault = fault
-        self._work()
+        self.go_on()
 
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
-        self._work()
+        self.go_on()
         self.pump()
 
     def close(self, reason: str = "") -> None:
@@ -156,13 +145,17 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.abort()
 
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
     def _let_go(self) -> None:
         self.streams.close()
         if self._replica is not None:
             self._replica.close()
 
     def _send(self, messages: Iterable[m.Message]) -> None:
-        dialect = self._dialect
+        dialect = self.dialect
         self._write(b"".join([dialect.encode(message) for message in messages]))
 
     def _write(self, packets: bytes) -> None:
@@ -179,26 +172,27 @@ class Connection(asyncio.Protocol):
     # ---- requests ------------------------------------------------------------------------
 
     @property
-    def _dialect(self) -> Dialect:
+    def dialect(self) -> Dialect:
         if self._replica is not None:
             return self._replica.dialect
         dialect = self._pin.dialect
         return self._dcp if isinstance(dialect, Dcp) else dialect
 
-    def _work(self) -> None:
+    def go_on(self) -> None:
         """Works on what has come, until it is done or something must be waited for."""
         self._look_for_quick_sets()
-        while self._backlog and not self._busy and not self._closing and self._writable:
+        waiting = self._waiting
+        while self._backlog and not waiting.busy and not self._closing and self._writable:
             packet = self._backlog.popleft()
             if self._handle(packet):
                 self._backlog_bytes -= len(packet)
             else:
                 self._backlog.appendleft(packet)
-                self._submit()
-        if self._batch and not self._busy:
-            self._submit()
+                waiting.submit()
+        if waiting.has_writes and not waiting.busy:
+            waiting.submit()
         self._mind_the_backlog()
-        if self._fault is not None and not self._backlog and not self._busy:
+        if self._fault is not None and not self._backlog and not waiting.busy:
             self.close(str(self._fault))
 
     def _mind_the_backlog(self) -> None:
@@ -216,22 +210,20 @@ class Connection(asyncio.Protocol):
     def _handle(self, packet: bytes) -> bool:
         """Works on one packet; false if writes before it must be finished first."""
         if self._replica is not None and is_from_producer(packet):
-            if self._batch:
+            if self._waiting.has_writes:
                 return False
             self._receive(self._replica, packet)
             return True
         if self._may_set_quickly:
             quick = plain_set(packet, collections=self._dcp.collections)
             if quick is not None:
-                self._batch.append((quick, packet))
-                if len(self._batch) >= _BATCH:
-                    self._submit()
+                self._waiting.gather(quick, packet)
                 return True
         try:
             self._pin.observe(packet)
-            message = self._dialect.decode(packet)
+            message = self.dialect.decode(packet)
         except DecodeError as error:
-            if self._batch:
+            if self._waiting.has_writes:
                 return False
             self._refuse(packet, error)
             return True
@@ -247,15 +239,13 @@ class Connection(asyncio.Protocol):
         if bucket is not None and self._front.may_write(message):
             answer = self._keyvalue.answer(self.client, message)
             if isinstance(answer, Write):
-                self._batch.append((answer.change, answer.respond))
-                if len(self._batch) >= _BATCH:
-                    self._submit()
-            elif self._batch:
+                self._waiting.gather(answer.change, answer.respond)
+            elif self._waiting.has_writes:
                 return False  # and it is asked again, when it can read what was written
             else:
-                self._deliver(answer)
+                self._waiting.deliver(answer)
             return True
-        if self._batch:
+        if self._waiting.has_writes:
             return False
         self._answer(message)
         self._look_for_quick_sets()  # what was answered may have changed who the client is
@@ -266,23 +256,17 @@ class Connection(asyncio.Protocol):
         bucket = self.bucket()
         self._may_set_quickly = (
             bucket is not None
-            and isinstance(self._dialect, Dcp)
+            and isinstance(self.dialect, Dcp)
             and self._pin.pinned
             and self._front.may_set
             and not self._keyvalue.has_locks(bucket)
         )
 
     def _answer(self, request: m.Request) -> None:
-        dialect = self._dialect
+        dialect = self.dialect
         front = self._front.answer(request, dialect)
-        if isinstance(front, Elsewhere):
-            self._busy = True
-            self._server.in_thread(front.call).add_done_callback(
-                lambda done: self._loop.call_soon_threadsafe(self._found_out, done.result())
-            )
-        elif isinstance(front, Delayed):
-            self._busy = True
-            self._loop.call_later(front.seconds, self._delayed, front.messages)
+        if isinstance(front, Elsewhere | Delayed):
+            self._waiting.deliver_late(front)
         elif front is not None:
             self._send(front)
             if isinstance(request, kv.Hello):
@@ -301,29 +285,17 @@ class Connection(asyncio.Protocol):
             and dialect.command_of(request) in DURABLE_COMMANDS
             and (wanted := durability_of(request)) is not None
         ):
-            self._answer_durably(request, wanted)
+            self._waiting.answer_durably(request, wanted)
         else:
             if isinstance(request, kv.DocumentRequest):
                 self._server.traffic.reads += 1
-            self._deliver(self._keyvalue.answer(self.client, request))
-
-    def _deliver(self, answer: Answer) -> None:
-        """Does what an answer of the key-value front end needs."""
-        if isinstance(answer, Now):
-            self._send(answer.responses)
-        elif isinstance(answer, Write):
-            self._batch.append((answer.change, answer.respond))
-        elif isinstance(answer, Later):
-            self._poll(answer)
-        else:
-            assert isinstance(answer, Blocking)
-            self._await(self._server.in_thread(answer.call), lambda responses: responses)
+            self._waiting.deliver(self._keyvalue.answer(self.client, request))
 
     def _refuse(self, packet: bytes, error: DecodeError) -> None:
         """Answers a request that breaks a rule, or ends a connection that cannot go on."""
         if not error.usable:
             self.close(str(error))
-        elif isinstance(self._dialect, Draft002):
+        elif isinstance(self.dialect, Draft002):
             opaque = int.from_bytes(packet[4:8], "big")
             self._send([m.RequestError(opaque=opaque, text=str(error))])
         elif (header := parse_header(packet)).is_response:
@@ -331,154 +303,9 @@ class Connection(asyncio.Protocol):
         else:
             self._send([self._front.malformed(header, error)])
 
-    # ---- writes and other things that take time ------------------------------------------
-
-    def _submit(self) -> None:
-        """Gives the gathered writes to the store."""
-        batch, self._batch = self._batch, []
-        bucket = self.bucket()
-        if not batch or bucket is None:
-            return
-        self._busy = True
-        try:
-            future = bucket.submit([change for change, _ in batch])
-        except StoreError as error:
-            self._busy = False
-            self.close(str(error))
-            return
-
-        future.add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._committed, batch, done)
-        )
-
-    def _committed(
-        self, batch: list[tuple[Change, _Respond | bytes]], future: Future[list[Outcome]]
-    ) -> None:
-        """Answers a group of writes, or tells all of them what their group met."""
-        self._busy = False
-        outcomes: list[Outcome] | list[StoreError]
-        try:
-            outcomes = future.result()
-        except StoreError as error:
-            outcomes = [error] * len(batch)
-        except Exception:  # a fault of ours must cost its writers an answer, not the connection
-            logger.exception("a group of %d writes failed", len(batch))
-            outcomes = [StoreError("the write failed")] * len(batch)
-        packets: list[bytes] = []
-        for (change, respond), outcome in zip(batch, outcomes, strict=True):
-            if isinstance(respond, bytes):
-                if isinstance(outcome, Applied):
-                    packets.append(set_answer(respond, outcome, self._token(change.vbucket)))
-                    continue
-                respond = self._respond_to(respond)
-            packets += map(self._dialect.encode, respond(outcome))
-        self._write(b"".join(packets))
-        self._work()
-
-    def _token(self, vbucket: int) -> int | None:
-        """The branch that clients are told of who asked where their writes are."""
-        bucket = self.bucket()
-        if bucket is None or not self.client.has(Feature.MUTATION_SEQNO):
-            return None
-        return bucket.failover_log(vbucket).newest.vbuuid
-
-    def _respond_to(self, packet: bytes) -> _Respond:
-        """How the front end answers a plain set that was not made."""
-        request = self._dialect.decode(packet)
-        assert isinstance(request, m.Request)
-        answer = self._keyvalue.answer(self.client, request)
-        if isinstance(answer, Write):
-            return answer.respond
-        assert isinstance(answer, Now)
-        return lambda outcome: answer.responses
-
-    def _await(self, future: Future[Any], respond: _RespondLater) -> None:
-        """Goes on when a future is done; nothing else of this connection is worked on until."""
-        self._busy = True
-        future.add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._done, done, respond)
-        )
-
-    def _done(self, future: Future[Any], respond: _RespondLater) -> None:
-        self._busy = False
-        if self._closing:
-            return
-        try:
-            answer = respond(future.result())
-        except StoreError as error:
-            logger.error("%s: %s", self.client.peer, error)
-            self.close(str(error))
-            return
-        if isinstance(answer, Later):
-            self._poll(answer)
-        else:
-            self._send(answer)
-        self._work()
-
-    def _answer_durably(self, request: Any, wanted: Durability) -> None:
-        """Makes a change and answers it when other nodes have it, or when it is too late."""
-        bucket = self.bucket()
-        assert bucket is not None
-        names = self._server.node.copies(bucket, request.vbucket)
-        refusal = m.PlainResponse(
-            command=self._dialect.command_of(request),
-            opaque=request.opaque,
-            status=Status.DURABILITY_IMPOSSIBLE,
-        )
-        if names is None or not names.are_enough:
-            self._send([refusal])
-            return
-        answer = self._keyvalue.answer(self.client, request)
-        if isinstance(answer, Now | Later):
-            self._deliver(answer)  # nothing is written
-            return
-        write = DurableWrite(
-            bucket,
-            request.vbucket,
-            names,
-            refusal,
-            copied=lambda: self._server.copied(bucket, request.vbucket),
-            now=self.now,
-            deadline=self.now() + patience(wanted),
-        )
-        if isinstance(answer, Write):
-            respond = answer.respond
-            future = bucket.submit((answer.change,))
-            self._await(future, lambda outcomes: write.stored(respond(outcomes[0])))
-        else:
-            self._await(self._server.in_thread(answer.call), write.stored)
-
-    def _poll(self, answer: Later) -> None:
-        """Asks for an answer that has not come yet, again and again."""
-        self._busy = False
-        if self._closing:
-            return
-        responses = answer.poll()
-        if responses is None:
-            self._busy = True
-            self._loop.call_later(_POLL_SECONDS, self._poll_again, answer)
-        else:
-            self._send(responses)
-
-    def _poll_again(self, answer: Later) -> None:
-        self._poll(answer)
-        self._work()
-
-    def _found_out(self, answer: list[m.Message] | Delayed) -> None:
-        """Goes on with an answer that was worked out in a thread."""
-        if isinstance(answer, Delayed):
-            self._loop.call_later(answer.seconds, self._delayed, answer.messages)
-        else:
-            self._delayed(answer)
-
-    def _delayed(self, messages: list[m.Message]) -> None:
-        self._busy = False
-        self._send(messages)
-        self._work()
-
     def view(self) -> ConnectionView:
         """How the connection is doing."""
-        return connection_view(self.client, self.streams, self._replica, self._dialect.name)
+        return connection_view(self.client, self.streams, self._replica, self.dialect.name)
 
     # ---- the node as consumer ------------------------------------------------------------
 
@@ -494,21 +321,16 @@ class Connection(asyncio.Protocol):
         unread = replica.received(bytes(gathered))
         if unread is None:
             return
-        self._busy = True
-        self._server.in_thread(unread.write).add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._stored, replica, unread, done)
-        )
+        self._waiting.run(unread.write, lambda done: self._stored(replica, unread, done))
 
     def _stored(
         self, replica: ReplicaDesk, unread: Unread, done: Future[dict[int, StoreRefusal]]
     ) -> None:
-        self._busy = False
         error = done.exception()
         replica.stored(unread, None if error else done.result())
         if error is not None:
             logger.error("%s: what came cannot be written: %s", self.client.peer, error)
             self.close("what came cannot be written")
-        self._work()
 
     def reply(self, *messages: m.Message) -> None:
         self._send(messages)
@@ -617,5 +439,5 @@ class Connection(asyncio.Protocol):
             self.close("nothing was heard of it")
             return
         opaque = options.keepalive.due(self.now())
-        if opaque is not None and isinstance(self._dialect, Dcp):
+        if opaque is not None and isinstance(self.dialect, Dcp):
             self._send([m.StreamNoop(opaque=opaque)])

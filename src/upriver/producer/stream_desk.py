@@ -199,9 +199,10 @@ class StreamDesk:
     def _stream_request(self, request: m.StreamRequest, dialect: Dialect) -> m.Message:
         bucket = self._outlet.bucket()
         options = self._options
+        facts = None if bucket is None else _facts(bucket, request.vbucket)
         decision = decide(
             request,
-            None if bucket is None else _facts(bucket, request.vbucket),
+            facts,
             options,
             streams=frozenset(
                 key for key, stream in self.streams.items() if stream.state is not StreamState.DEAD
@@ -220,12 +221,18 @@ class StreamDesk:
             self._traffic.sent_back(self.name, name, request.vbucket, decision.seqno)
             return m.StreamRollback(opaque=request.opaque, seqno=decision.seqno)
         assert bucket is not None
-        self._add(bucket, request, decision, dialect)
+        assert facts is not None
+        self._add(bucket, request, decision, dialect, facts.purge_seqno)
         log = () if isinstance(dialect, Draft000 | Draft002) else _log(bucket, request.vbucket)
         return m.StreamAccepted(opaque=request.opaque, failover_log=log)
 
     def _add(
-        self, bucket: Bucket, request: m.StreamRequest, accepted: Acceptance, dialect: Dialect
+        self,
+        bucket: Bucket,
+        request: m.StreamRequest,
+        accepted: Acceptance,
+        dialect: Dialect,
+        purge_seqno: int,
     ) -> None:
         options = self._options
         modern = isinstance(dialect, Dcp)
@@ -242,6 +249,7 @@ class StreamDesk:
             output,
             vbucket=request.vbucket,
             opaque=request.opaque,
+            purge_seqno=purge_seqno,
             skip_deletions=options.has(OpenFlag.SKIP_DELETES_IN_BACKFILL),
             ignore_purged=bool(request.flags & StreamFlag.IGNORE_PURGED),
             marker_2_2=options.marker_2_2,
@@ -387,10 +395,7 @@ def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts | None:
         purge_seqno=stats.purge_seqno,
         failover_log=bucket.failover_log(vbucket),
         collections=KnownCollections(manifest.uid, dict(scopes)),
-        # the store keeps no high seqno for each collection; the vbucket's is never too low
-        collection_seqnos=dict.fromkeys(
-            (member for members in scopes.values() for member in members), stats.high_seqno
-        ),
+        collection_seqnos=bucket.collection_seqnos(vbucket),
     )
 
 

@@ -51,13 +51,17 @@ class ActiveStream:
         *,
         vbucket: int,
         opaque: int,
+        purge_seqno: int = 0,
         skip_deletions: bool = False,
         ignore_purged: bool = False,
         marker_2_2: bool = False,
         out_of_order: OutOfOrder = OutOfOrder.NO,
         acknowledged: bool = True,
     ) -> None:
-        """``acknowledged``: consumers of the draft answer markers and states, as today's do."""
+        """``purge_seqno`` is the vbucket's when the stream was accepted.
+
+        ``acknowledged``: consumers of the draft answer markers and states, as today's do.
+        """
         self.vbucket = vbucket
         self.opaque = opaque
         self.stream_id = accepted.filter.stream_id
@@ -79,6 +83,8 @@ class ActiveStream:
         self._output = output
         self._skip_deletions = skip_deletions and accepted.start == 0
         self._ignore_purged = ignore_purged
+        #: What was purged up to here does not concern this reader.
+        self._excused_until = purge_seqno
         self._marker_2_2 = marker_2_2
         #: Only the first snapshot of a stream from the beginning may be announced this way.
         self._out_of_order = out_of_order if accepted.start == 0 else OutOfOrder.NO
@@ -182,11 +188,27 @@ class ActiveStream:
             return None
         if self.position >= self.end:
             return self._end(StreamEndReason.OK)
-        if 0 < self.position < stats.purge_seqno and not self._ignore_purged:
+        if 0 < self.position < stats.purge_seqno and not self._is_excused(stats.purge_seqno):
             return self._end(StreamEndReason.ROLLBACK)
         if stats.high_seqno > self.position:
             return self._begin(stats.purge_seqno)
         return self._caught_up()
+
+    def _is_excused(self, purge_seqno: int) -> bool:
+        """Whether a reader may go on from before the purge seqno.
+
+        It may if it ignores what is purged, or if that was so when its request was accepted, or
+        if the collections that it reads have had no change since. Those of a scope may be
+        others by now, so its readers have to ask again.
+        """
+        if self._ignore_purged or purge_seqno <= self._excused_until:
+            return True
+        wanted = self._accepted.filter
+        highs = self._bucket.collection_seqnos(self.vbucket)
+        quiet = all(highs.get(one, 0) <= self.position for one in wanted.collections)
+        if wanted.kind in (FilterKind.LEGACY, FilterKind.COLLECTIONS) and quiet:
+            self._excused_until = purge_seqno
+        return purge_seqno <= self._excused_until
 
     def _begin(self, purge_seqno: int) -> bytes | None:
         """Announces the next snapshot and sends its first changes."""

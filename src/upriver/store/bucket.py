@@ -27,7 +27,7 @@ from .manifest import Collection, Manifest, Scope, events_between
 from .reader import Backfill
 from .settings import BucketSettings, Durability
 from .threads import GroupWriter, Ticker
-from .vbucket import Standing, VBucket, VBucketStats, new_vbuuid
+from .vbucket import Standing, VBucket, VBucketStats, collection_highs, new_vbuuid
 
 __all__ = ["Bucket", "BucketStats"]
 
@@ -185,6 +185,13 @@ class Bucket:
 
     def failover_log(self, vbucket: int) -> FailoverLog:
         return self._vbucket(vbucket).standing.failover
+
+    def collection_seqnos(self, vbucket: int) -> dict[int, int]:
+        """The high seqno of each collection that ever had a change in a vbucket.
+
+        A collection's own events count for it, also the one that says that it was dropped.
+        """
+        return collection_highs(self._vbucket(vbucket).reach)
 
     def replica_snapshot(self, vbucket: int) -> Snapshot:
         """The snapshot that a replica is receiving, or received last."""

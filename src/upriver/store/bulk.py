@@ -91,6 +91,8 @@ def insert_plain(
             progress.tombstones,
             progress.history_bytes,
         )
+        if progress.last_collection:  # and not the default one
+            group.turn_to(vbucket, progress, 0)
         progress.high = seqno
         progress.items = items
         outcomes.append(_new_tuple(Applied, (vbucket, seqno, new_cas, None)))

@@ -21,7 +21,7 @@ from .changes import Change, Outcome
 from .clock import HybridClock
 from .engine import Batch, Engine
 from .group import Group
-from .layout import Meta, Record, vbucket_range
+from .layout import Meta, Record, collection_of, vbucket_range
 from .manifest import Manifest
 from .settings import BucketSettings, Durability
 from .vbucket import Progress, Standing, VBucket, dump, load, new_vbuuid
@@ -134,6 +134,7 @@ class Core:
             changed = vbuckets[vbucket]
             changed.progress = progress
             changed.high = progress.high
+            changed.reach = (progress.high, progress.last_collection, progress.highs)
         if group.manifest is not self.manifest:
             self._set_manifest(group.manifest)
         if self.listeners:
@@ -204,7 +205,8 @@ class Core:
         newest = self.engine.seqnos.last(vbucket_range(vbucket))
         if newest is not None:
             seqno = int.from_bytes(newest[0][2:])
-            record = self._record_of_newest(vbucket, seqno, newest[1])
+            path = events.path_of(vbucket, newest[1])
+            record = self._record_of_newest(vbucket, seqno, path)
             if seqno > progress.high:
                 progress = Progress(
                     seqno,
@@ -213,10 +215,14 @@ class Core:
                     record.history_bytes,
                     progress.purged_rev,
                 )
+            if seqno == progress.high:
+                progress.last_collection = collection_of(path)
+        for name, stored in self.engine.meta.scan(Meta.highs(vbucket)):
+            progress.highs[Meta.parse(name)[1]] = int.from_bytes(stored)
         return VBucket(vbucket, standing, progress)
 
-    def _record_of_newest(self, vbucket: int, seqno: int, frame: bytes) -> Record:
-        raw = self.engine.keys.get(events.path_of(vbucket, frame))
+    def _record_of_newest(self, vbucket: int, seqno: int, path: bytes) -> Record:
+        raw = self.engine.keys.get(path)
         record = None if raw is None else Record.load(raw)
         if record is None or record.seqno != seqno:
             known = "nothing" if record is None else f"seqno {record.seqno}"

@@ -103,14 +103,18 @@ class Family:
             cursor.next()
         _check(cursor.status, self._path)
 
-    def last(self, bounds: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
-        """The last entry of a range."""
+    def scan_back(self, bounds: tuple[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """The entries that `scan` gives, the last one first."""
         cursor = self.data.iter(_bounded(bounds))
         cursor.seek_to_last()
-        if not cursor.valid():
-            _check(cursor.status, self._path)
-            return None
-        return (cursor.key(), cursor.value()) if cursor.key() >= bounds[0] else None
+        while cursor.valid() and cursor.key() >= bounds[0]:
+            yield cursor.key(), cursor.value()
+            cursor.prev()
+        _check(cursor.status, self._path)
+
+    def last(self, bounds: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
+        """The last entry of a range."""
+        return next(self.scan_back(bounds), None)
 
     def compact(self) -> None:
         """Rewrites the family's files without what was deleted."""

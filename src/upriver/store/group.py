@@ -21,10 +21,12 @@ from . import events
 from .clock import HybridClock
 from .engine import Batch, Engine
 from .layout import (
+    NO_COLLECTION,
     SYSTEM_COLLECTION,
     Kind,
     Meta,
     Record,
+    collection_of,
     collection_range,
     due_key,
     pack_record,
@@ -92,6 +94,8 @@ class Group:
         #: Those of them that are active; asking for any other refuses it.
         self.active = _ActiveVBuckets(self)
         self._cleared: set[int] = set()
+        #: Whose `Progress.highs` are this group's own already.
+        self._own_highs: set[int] = set()
         self._time = self.now.to_bytes(4)
         #: Reads keys from disk, past what this group changed.
         self.look_up = engine.keys.get
@@ -186,6 +190,9 @@ class Group:
         self._keys[path] = record
         if time or kind is not _MUTATION:
             self._schedule(vbucket, path, Record.load(record))
+        collection = collection_of(path) if path[2] else 0  # as most are
+        if collection != progress.last_collection:
+            self.turn_to(vbucket, progress, collection)
         progress.high = seqno
 
     def remove(self, vbucket: int, progress: Progress, path: bytes, record: Record) -> None:
@@ -218,6 +225,41 @@ class Group:
         due = due_key(vbucket, record)
         if due is not None:
             self.batch.due[due] = path
+
+    # ---- high seqnos of collections ------------------------------------------------------
+
+    def turn_to(self, vbucket: int, progress: Progress, collection: int) -> None:
+        """The next change of a vbucket is another collection's than the last."""
+        left = progress.last_collection
+        if left != NO_COLLECTION:
+            self._own(vbucket, progress)[left] = progress.high
+            self.batch.meta[Meta.high(vbucket, left)] = progress.high.to_bytes(8)
+        progress.last_collection = collection
+
+    def set_highs(self, vbucket: int, progress: Progress, highs: dict[int, int]) -> None:
+        """Gives a vbucket that went back the high seqnos that its collections had there."""
+        self._own_highs.add(vbucket)
+        progress.highs, progress.last_collection = highs, NO_COLLECTION
+        self.batch.delete_range(self.engine.meta, Meta.highs(vbucket))
+        for collection, seqno in highs.items():
+            self.batch.meta[Meta.high(vbucket, collection)] = seqno.to_bytes(8)
+
+    def _own(self, vbucket: int, progress: Progress) -> dict[int, int]:
+        if vbucket not in self._own_highs:
+            self._own_highs.add(vbucket)
+            progress.highs = dict(progress.highs)
+        return progress.highs
+
+    def note_purged(self, vbucket: int, path: bytes, seqno: int) -> None:
+        """Remembers that a collection had a change that nothing else tells of any more."""
+        collection = collection_of(path)
+        if seqno > self.purged_until(vbucket, collection):
+            self.batch.meta[Meta.purged(vbucket, collection)] = seqno.to_bytes(8)
+
+    def purged_until(self, vbucket: int, collection: int) -> int:
+        """The highest seqno of a collection that was purged."""
+        name = Meta.purged(vbucket, collection)
+        return int.from_bytes(self.batch.meta.get(name) or self.engine.meta.get(name) or b"")
 
     # ---- events, erasure, whole vbuckets -------------------------------------------------
 
@@ -268,7 +310,8 @@ class Group:
         self.batch.delete_range(self.engine.seqnos, seqnos)
         self.batch.delete_range(self.engine.history, seqnos)
         self.batch.delete_range(self.engine.keys, keys)
-        self.batch.delete_range(self.engine.meta, Meta.erasures(vbucket))
+        for names in (Meta.erasures(vbucket), Meta.highs(vbucket), Meta.all_purged(vbucket)):
+            self.batch.delete_range(self.engine.meta, names)
         self.progress[vbucket] = Progress()
 
     def clear_all(self) -> None:
@@ -276,7 +319,8 @@ class Group:
         engine = self.engine
         for family in (engine.seqnos, engine.keys, engine.history, engine.due):
             self.batch.delete_range(family, (b"", b"\xff"))
-        self.batch.delete_range(engine.meta, Meta.erasures())
+        for names in (Meta.erasures(), Meta.highs(), Meta.all_purged()):
+            self.batch.delete_range(engine.meta, names)
         for vbucket in range(len(self.vbuckets)):
             self._cleared.add(vbucket)
             self.progress[vbucket] = Progress()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..model import FailoverLog, Snapshot, VBucketState
 from . import events
 from .group import Group
-from .layout import frame_seqno, seqno_key, vbucket_range
+from .layout import collection_of, frame_seqno, seqno_key, vbucket_range
 from .manifest import Manifest, events_between
 from .vbucket import new_vbuuid
 
@@ -73,11 +73,39 @@ def _undo(group: Group, vbucket: int, seqno: int) -> None:
             version = None if entry is None else entry[_TIME_SIZE:]
         if version is not None:
             restored.append((path, version))
+    group.set_highs(vbucket, progress, _highs_at(group, vbucket, seqno, restored))
     for path, version in restored:
         group.restore(vbucket, progress, path, version)
     group.batch.delete_range(group.engine.history, above)
     group.forget_erasures(vbucket, seqno)
     progress.high = seqno
+
+
+def _highs_at(
+    group: Group, vbucket: int, seqno: int, restored: list[tuple[bytes, bytes]]
+) -> dict[int, int]:
+    """The high seqnos that collections had at ``seqno``; ``restored`` is what comes back there.
+
+    Of those that had a change since, the last one before is either there, or comes back, or was
+    purged. The walk down to it is short for all but those that had none for long.
+    """
+    highs = group.open(vbucket).collection_highs()
+    sought = {collection for collection, high in highs.items() if high > seqno}
+    highs |= {collection: group.purged_until(vbucket, collection) for collection in sought}
+    for path, version in restored:
+        collection = collection_of(path)
+        if collection in sought:
+            highs[collection] = max(highs[collection], frame_seqno(version))
+    below = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
+    for key, frame in group.engine.seqnos.scan_back(below):
+        at = int.from_bytes(key[2:])
+        sought = {collection for collection in sought if highs[collection] < at}
+        if not sought:
+            break
+        collection = collection_of(events.path_of(vbucket, frame))
+        if collection in sought:
+            highs[collection] = at
+    return {collection: high for collection, high in highs.items() if high}
 
 
 def align(group: Group, vbucket: int, *, empty: bool = False) -> None:

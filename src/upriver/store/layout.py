@@ -14,6 +14,10 @@ Every record carries the counts of its vbucket as they were after it. The newest
 tells them without an entry of their own being written with each change; what alters the counts
 without a seqno writes the vbucket's entry in default, which holds for seqnos up to its own.
 
+The high seqno of a collection is stored when the next change of its vbucket is another's, so a
+vbucket with one busy collection stores none: the newest version tells whose the last change was.
+Purging takes versions away, so default has the highest purged seqno of a collection as well.
+
 Nothing here knows of RocksDB itself.
 """
 
@@ -29,11 +33,13 @@ from ..wire.canonical import CanonicalChange, parse
 
 __all__ = [
     "FORMAT",
+    "NO_COLLECTION",
     "SYSTEM_COLLECTION",
     "Due",
     "Kind",
     "Meta",
     "Record",
+    "collection_of",
     "collection_range",
     "due_key",
     "due_range",
@@ -54,6 +60,9 @@ FORMAT: Final = 1
 #: The collection whose keys are not documents but the system events of a vbucket. Real servers
 #: keep ids 1 to 7 for themselves as well.
 SYSTEM_COLLECTION: Final = 1
+
+#: Stands where a change belongs to no collection: the events of scopes do not.
+NO_COLLECTION: Final = -1
 
 _HEADER_SIZE: Final = 24
 _KEY_LENGTHS = struct.Struct(
@@ -87,6 +96,10 @@ _RECORD = struct.Struct(
     "I"  # tombstones of the vbucket
     "Q"  # bytes of history of the vbucket
 )
+#: An entry in keys begins with two bytes of the vbucket.
+_PATH_KEY_AT: Final = 2
+_OF_COLLECTION: Final = b"c"
+_OF_SCOPE: Final = b"s"
 _MAX_TIME: Final = 0xFFFFFFFF
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -123,7 +136,9 @@ class Meta:
     SESSION: Final = b"session"
     _VBUCKET: Final = b"vbucket/"
     _ERASURE: Final = b"erase/"
-    _ERASURE_KEY: Final = struct.Struct(
+    _HIGH: Final = b"high/"
+    _PURGED: Final = b"purged/"
+    _IN_VBUCKET: Final = struct.Struct(
         ">"
         "H"  # vbucket
         "I"  # collection
@@ -136,19 +151,44 @@ class Meta:
     @classmethod
     def erasure(cls, vbucket: int, collection: int) -> bytes:
         """The name of a dropped collection whose documents must still go."""
-        return cls._ERASURE + cls._ERASURE_KEY.pack(vbucket, collection)
+        return cls._ERASURE + cls._IN_VBUCKET.pack(vbucket, collection)
 
     @classmethod
     def erasures(cls, vbucket: int | None = None) -> tuple[bytes, bytes]:
         """The range of all such names, or of one vbucket's."""
-        if vbucket is None:
-            return cls._ERASURE, cls._ERASURE + b"\xff" * 7
-        return cls.erasure(vbucket, 0), cls.erasure(vbucket, 0xFFFFFFFF) + b"\0"
+        return cls._range(cls._ERASURE, vbucket)
 
     @classmethod
-    def parse_erasure(cls, name: bytes) -> tuple[int, int]:
-        """The vbucket and the collection of such a name."""
-        vbucket, collection = cls._ERASURE_KEY.unpack_from(name, len(cls._ERASURE))
+    def high(cls, vbucket: int, collection: int) -> bytes:
+        """The name of a collection's high seqno, as far as that is stored."""
+        return cls._HIGH + cls._IN_VBUCKET.pack(vbucket, collection)
+
+    @classmethod
+    def highs(cls, vbucket: int | None = None) -> tuple[bytes, bytes]:
+        """The range of all such names, or of one vbucket's."""
+        return cls._range(cls._HIGH, vbucket)
+
+    @classmethod
+    def purged(cls, vbucket: int, collection: int) -> bytes:
+        """The name of the highest seqno of a collection that was purged."""
+        return cls._PURGED + cls._IN_VBUCKET.pack(vbucket, collection)
+
+    @classmethod
+    def all_purged(cls, vbucket: int | None = None) -> tuple[bytes, bytes]:
+        """The range of all such names, or of one vbucket's."""
+        return cls._range(cls._PURGED, vbucket)
+
+    @classmethod
+    def _range(cls, prefix: bytes, vbucket: int | None) -> tuple[bytes, bytes]:
+        if vbucket is None:
+            return prefix, prefix + b"\xff" * 7
+        first, last = cls._IN_VBUCKET.pack(vbucket, 0), cls._IN_VBUCKET.pack(vbucket, 0xFFFFFFFF)
+        return prefix + first, prefix + last + b"\0"
+
+    @classmethod
+    def parse(cls, name: bytes) -> tuple[int, int]:
+        """The vbucket and the collection of any of these names."""
+        vbucket, collection = cls._IN_VBUCKET.unpack(name[-cls._IN_VBUCKET.size :])
         return vbucket, collection
 
 
@@ -245,9 +285,23 @@ def collection_range(vbucket: int, collection: int) -> tuple[bytes, bytes]:
 
 def event_key(vbucket: int, *, scope: int | None = None, collection: int | None = None) -> bytes:
     """The entry in keys of the newest event of a scope or a collection."""
-    kind, subject = (b"c", collection) if collection is not None else (b"s", scope)
+    of_collection = collection is not None
+    kind, subject = (_OF_COLLECTION, collection) if of_collection else (_OF_SCOPE, scope)
     assert subject is not None
     return vbucket_key(vbucket) + leb128.encode(SYSTEM_COLLECTION) + kind + subject.to_bytes(4)
+
+
+def collection_of(path: bytes) -> int:
+    """Whose high seqno a change of this entry in keys moves, `NO_COLLECTION` if nobody's."""
+    first = path[_PATH_KEY_AT]
+    if first < 0x80 and first != SYSTEM_COLLECTION:
+        return first  # an id of one byte, as most are: decoding it takes five times as long
+    key = path[_PATH_KEY_AT:]
+    collection, size = leb128.decode(key)
+    if collection != SYSTEM_COLLECTION:
+        return collection
+    event = key[size:]
+    return int.from_bytes(event[1:]) if event[:1] == _OF_COLLECTION else NO_COLLECTION
 
 
 def frame_seqno(frame: bytes) -> int:

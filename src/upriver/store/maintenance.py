@@ -92,6 +92,7 @@ class Maintenance:
         if seqno == progress.high:
             return  # a reader must find the last seqno, or it waits for the end of its snapshot
         group.remove(vbucket, progress, path, record)
+        group.note_purged(vbucket, path, seqno)
         progress.purged_rev = max(progress.purged_rev, record.rev)
         group.change_standing(vbucket, purge_seqno=max(standing.purge_seqno, seqno))
 
@@ -100,7 +101,7 @@ class Maintenance:
     def erase_dropped(self) -> None:
         """Takes away the documents of collections that were dropped."""
         for name, dropped in list(self._core.engine.meta.scan(Meta.erasures())):
-            vbucket, collection = Meta.parse_erasure(name)
+            vbucket, collection = Meta.parse(name)
             first, end = collection_range(vbucket, collection)
             while first < end:
                 first = self._erase_step(name, dropped, vbucket, (first, end))

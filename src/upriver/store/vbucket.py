@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..model import FailoverLog, Snapshot, VBucketState
+from .layout import NO_COLLECTION
 
 __all__ = ["Progress", "Standing", "VBucket", "VBucketStats", "dump", "load", "new_vbuuid"]
 
@@ -31,9 +32,17 @@ def new_vbuuid() -> int:
 
 
 class Progress:
-    """How far a vbucket has come, and its counts at that seqno."""
+    """How far a vbucket and its collections have come, and its counts at that seqno."""
 
-    __slots__ = ("high", "history_bytes", "items", "purged_rev", "tombstones")
+    __slots__ = (
+        "high",
+        "highs",
+        "history_bytes",
+        "items",
+        "last_collection",
+        "purged_rev",
+        "tombstones",
+    )
 
     def __init__(
         self,
@@ -49,6 +58,28 @@ class Progress:
         self.history_bytes = history_bytes
         #: The highest revision among purged tombstones; a key that comes back goes on from it.
         self.purged_rev = purged_rev
+        #: The collection of the change at ``high``, whose high seqno that is.
+        self.last_collection = NO_COLLECTION
+        #: The high seqnos of the other collections. Others read it once its group is committed,
+        #: so each group that alters it makes its own.
+        self.highs: dict[int, int] = {}
+
+    def collection_highs(self) -> dict[int, int]:
+        """The high seqno of each collection that ever had a change."""
+        return collection_highs((self.high, self.last_collection, self.highs))
+
+
+#: A vbucket's high seqno, the collection that has it, and those of the other collections: one
+#: value, so that whoever reads it without a lock has what belongs together.
+Reach = tuple[int, int, dict[int, int]]
+
+
+def collection_highs(reach: Reach) -> dict[int, int]:
+    """The high seqno of each collection."""
+    high, last_collection, others = reach
+    highs = {**others, last_collection: high}
+    highs.pop(NO_COLLECTION, None)
+    return highs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +160,7 @@ class VBucketStats:
 class VBucket:
     """One vbucket as every thread sees it."""
 
-    __slots__ = ("held", "high", "id", "progress", "standing", "synced")
+    __slots__ = ("held", "high", "id", "progress", "reach", "standing", "synced")
 
     def __init__(self, vbucket: int, standing: Standing, progress: Progress) -> None:
         self.id = vbucket
@@ -137,6 +168,8 @@ class VBucket:
         self.progress = progress
         #: The highest seqno that is committed.
         self.high = progress.high
+        #: As committed, for every collection.
+        self.reach: Reach = (progress.high, progress.last_collection, progress.highs)
         #: The highest that is on disk for certain, while that is not the same.
         self.synced: int | None = None
         #: Whether writers are asked to come back later.

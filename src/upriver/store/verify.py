@@ -12,7 +12,17 @@ from ..errors import StoreRefusal
 from . import events
 from .core import Core
 from .group import Group
-from .layout import Kind, Record, due_key, frame_seqno, vbucket_key, vbucket_range
+from .layout import (
+    NO_COLLECTION,
+    Kind,
+    Meta,
+    Record,
+    collection_of,
+    due_key,
+    frame_seqno,
+    vbucket_key,
+    vbucket_range,
+)
 from .vbucket import Progress
 
 __all__ = ["problems"]
@@ -32,6 +42,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
     progress = group.open(vbucket)
     counted = Progress()
     by_seqno: dict[bytes, int] = {}
+    highs: dict[int, int] = {}
     for at, frame in engine.seqnos.scan(vbucket_range(vbucket)):
         seqno = counted.high = int.from_bytes(at[2:])
         try:
@@ -44,6 +55,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
         if path in by_seqno:
             yield f"{path!r} is at seqno {by_seqno[path]} and at {seqno}"
         by_seqno[path] = seqno
+        highs[collection_of(path)] = seqno
         counted.items += record.kind == Kind.MUTATION
         counted.tombstones += record.is_tombstone
         yield from _version_problems(group, vbucket, path, record)
@@ -55,11 +67,26 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
         counted.history_bytes += len(entry)
         if frame_seqno(entry[4:]) >= int.from_bytes(at[2:]):
             yield f"the change at seqno {int.from_bytes(at[2:])} replaced a later one"
+    yield from _high_problems(group, vbucket, highs)
     for name in ("items", "tombstones", "history_bytes"):
         if getattr(counted, name) != getattr(progress, name):
             yield f"{getattr(counted, name)} {name} are there, {getattr(progress, name)} counted"
     if counted.high > progress.high:
         yield f"there is seqno {counted.high}, above the high seqno {progress.high}"
+
+
+def _high_problems(group: Group, vbucket: int, there: dict[int, int]) -> Iterator[str]:
+    """Compares the high seqnos of collections; ``there`` is what their changes say."""
+    there.pop(NO_COLLECTION, None)
+    for name, _ in group.engine.meta.scan(Meta.all_purged(vbucket)):
+        collection = Meta.parse(name)[1]
+        purged = group.purged_until(vbucket, collection)
+        there[collection] = max(there.get(collection, 0), purged)
+    known = group.open(vbucket).collection_highs()
+    for collection in sorted(there.keys() | known.keys()):
+        is_at, said = there.get(collection, 0), known.get(collection, 0)
+        if is_at != said:
+            yield f"collection {collection:#x} ends at seqno {is_at}, but {said} is known"
 
 
 def _version_problems(group: Group, vbucket: int, path: bytes, record: Record) -> Iterator[str]:

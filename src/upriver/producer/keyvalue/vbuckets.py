@@ -33,6 +33,9 @@ _STATES: Final = {
     ),
 }
 
+#: The only collection of clients that know of none.
+_DEFAULT_COLLECTION: Final = 0
+
 #: What is observed of a key.
 _NOT_PERSISTED: Final = 0x00
 _PERSISTED: Final = 0x01
@@ -88,22 +91,32 @@ def _delete_vbucket(call: Call, request: kv.DeleteVBucket) -> Answer:
 
 
 def _get_all_seqnos(call: Call, request: kv.GetAllSeqnos) -> Answer:
-    """High seqnos by vbucket.
+    """High seqnos by vbucket, of everything or of one collection.
 
-    The store keeps none for a single collection; the vbucket's own is at least as high, and a
-    stream of the collection tells how far it has come beyond its last document.
+    Clients without collections know only the default one, and are told of that. A vbucket that
+    has not heard of a collection yet, as a replica may not, is left out.
     """
-    if request.collection is not None:
-        if not call.has(Feature.COLLECTIONS):
+    collection = request.collection
+    if not call.has(Feature.COLLECTIONS):
+        if collection is not None:
             raise StoreRefusal(Status.INVALID, "collections were not negotiated")
-        call.bucket.manifest.collection(request.collection)
+        collection = _DEFAULT_COLLECTION
+    if collection is not None:
+        call.bucket.manifest.collection(collection)
     wanted = _STATES[request.state or RequestedState.ALIVE]
     seqnos = []
     for vbucket in range(call.bucket.settings.vbuckets):
         stats = call.bucket.vbucket_stats(vbucket)
-        if stats.state in wanted:
-            seqnos.append((vbucket, stats.high_seqno))
+        high = stats.high_seqno if collection is None else _high_of(call, vbucket, collection)
+        if stats.state in wanted and high is not None:
+            seqnos.append((vbucket, high))
     return Now((kv.AllSeqnosResponse(opaque=request.opaque, seqnos=tuple(seqnos)),))
+
+
+def _high_of(call: Call, vbucket: int, collection: int) -> int | None:
+    """The high seqno of a collection; every vbucket begins with the default one, at 0."""
+    nothing_yet = 0 if collection == _DEFAULT_COLLECTION else None
+    return call.bucket.collection_seqnos(vbucket).get(collection, nothing_yet)
 
 
 def _get_failover_log(call: Call, request: kv.GetFailoverLog) -> Answer:
