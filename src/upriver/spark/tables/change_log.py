@@ -35,8 +35,6 @@ class Appended:
     bytes: int
     #: Seconds since 1970 of its newest change, if that is known.
     newest: float | None
-    #: Whether an earlier attempt had committed it already.
-    replayed: bool = False
 
 
 class ChangeLog:
@@ -62,7 +60,7 @@ class ChangeLog:
 
         if batch <= self.last_batch():
             self._require_same(batch, positions)
-            return Appended(self.count(batch - 1), 0, None, replayed=True)
+            return Appended(self.size(batch - 1)[0], 0, None)
         files = self.folder.write(rows.withColumn(BATCH_COLUMN, f.lit(batch).cast("bigint")))
         self.folder.commit(files, Commit(self._app, batch, positions))
         return Appended(files.rows, files.bytes, _seconds(files))
@@ -85,9 +83,10 @@ class ChangeLog:
         found = self.folder.read(spark, self._files(after))
         return found.where(f.col(BATCH_COLUMN) > after) if after >= 0 else found
 
-    def count(self, after: int) -> int:
-        """How many rows the batches after one have, or more."""
-        return sum(file.rows for file in self._files(after))
+    def size(self, after: int) -> tuple[int, int]:
+        """How many rows and bytes the batches after one have, or more."""
+        files = self._files(after)
+        return sum(file.rows for file in files), sum(file.size for file in files)
 
     def rollbacks(self, after: int) -> dict[int, int]:
         """The vbuckets that went back in the batches after one, and to which seqno at the least."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MirrorKeeper", "collection_folder"]
 
+#: Bytes of files that the driver reads at once, compressed; its memory holds several times as much.
+_MOST_BYTES: Final = 64 * 1024 * 1024
 #: In the history: all tables of a mirror with a table for each collection are up to that batch.
 _ALL_DONE: Final = "{app}-tables"
 
@@ -84,7 +86,8 @@ class MirrorKeeper:
 
     def _is_simple(self, after: int) -> bool:
         """Whether new rows alone tell the final states, and are few."""
-        few = self._log.count(after) <= MERGED_BY_DRIVER
+        rows, size = self._log.size(after)
+        few = rows <= MERGED_BY_DRIVER and size <= _MOST_BYTES
         return few and after >= 0 and not self._log.rollbacks(after)
 
     def _rows(self, spark: SparkSession, after: int) -> DataFrame:
@@ -108,12 +111,13 @@ class MirrorKeeper:
     def _set_many(self, spark: SparkSession, after: int, commit: Commit) -> None:
         from pyspark.sql import functions as f
 
-        states = self._shape.rows(final_states(spark, self._log, after)).persist()
+        states = self._shape.rows(final_states(spark, self._log, after))
+        if not self._per_collection:
+            self._table(self._place.root, states.schema).set(states, commit)
+            self._on_step("table")
+            return
+        states.persist()
         try:
-            if not self._per_collection:
-                self._table(self._place.root, states.schema).set(states, commit)
-                self._on_step("table")
-                return
             names = states.select("scope", "collection").distinct().collect()
             for scope, collection in sorted((row[0], row[1]) for row in names):
                 one = f.col("scope").eqNullSafe(f.lit(scope)) & (f.col("collection") == collection)
