@@ -57,7 +57,7 @@ TRIALS = (
     ),
     # two seeds of its own, each of which takes more than a second for a round
     Trial(
-        "tests/consumer/test_chaos.py",
+        "tests/consumer/test_killed_readers.py",
         share=0.2,
         amount="UPRIVER_CHAOS_ROUNDS",
         per_second=0.3,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from upriver.spark import session as sessions
+sessions = importlib.import_module("upriver.spark.session")
 
 
 @pytest.fixture(scope="session")

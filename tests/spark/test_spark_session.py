@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from upriver.spark import session as sessions
+sessions = importlib.import_module("upriver.spark.session")
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SOCKETS = "spark.python.unix.domain.socket.enabled"
