@@ -147,20 +147,16 @@ def test_purged_deletions_lead_back_to_the_beginning(
     assert folded(spark, reading.rows) == documents(producer.bucket)
 
 
-def test_a_bucket_that_was_made_anew_is_read_from_its_beginning(
+def test_offsets_of_an_earlier_bucket_of_the_same_name_are_refused(
     spark: SparkSession, tmp_path: Path, producer: TemporaryProducer
 ) -> None:
     reading = Reading(spark, producer.source, tmp_path)
     fill(producer, range(40))
     reading.read()
     with TemporaryProducer(vbuckets=VBUCKETS) as anew:
-        fill(anew, range(20, 30))
         reading.source = anew.source
-        reading.options["failOnDataLoss"] = "true"
-        assert "DCP-DATA-LOSS" in failure(reading)
-        del reading.options["failOnDataLoss"]
-        assert rollbacks(reading.read()) == [(vb, 1, 0) for vb in range(VBUCKETS)]
-        assert folded(spark, reading.rows) == documents(anew.bucket)
+        told = failure(reading)
+    assert "the checkpoint belongs to another source: its bucket_uuid" in told
 
 
 # ---- networks ----------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""Runs the demo and keeps what it printed as a page of the documentation.
+
+    python tools/transcript.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "demo.md"
+
+HEAD = """# The demo, as it was
+
+What `make demo` printed; `tools/transcript.py` makes this page. A shop is open for a while, a
+replica that was behind takes over a part of its database, and the table in Spark follows.
+
+```text
+"""
+
+
+def main() -> None:
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        check=True,
+    )
+    PAGE.write_text(f"{HEAD}{done.stdout.rstrip()}\n```\n")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
