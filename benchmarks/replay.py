@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,13 +61,17 @@ class Connection:
         self._dialect = Dcp(collections=True)
         self._framer = Framer()
         self._window = self._outstanding = 0
-        self._queue: list[memoryview] = []
+        #: What is still to be sent, made when its turn comes.
+        self._queue: deque[Iterator[memoryview]] = deque()
 
     def serve(self) -> None:
         try:
             while self._read(wait=not self._can_send()):
                 if self._can_send():
-                    piece = self._queue.pop(0)
+                    piece = next(self._queue[0], None)
+                    if piece is None:
+                        self._queue.popleft()
+                        continue
                     self._link.sendall(piece)
                     self._outstanding += len(piece)
         except OSError:
@@ -152,24 +157,27 @@ class Connection:
         return json.dumps(document).encode()
 
     def _stream(self, request: m.StreamRequest) -> None:
+        self._send(m.StreamAccepted(opaque=request.opaque, failover_log=_LOG))
+        self._queue.append(self._pieces(request))
+
+    def _pieces(self, request: m.StreamRequest) -> Iterator[memoryview]:
         vbucket, opaque = request.vbucket, request.opaque
         end = min(request.end, len(self._frames))
-        self._send(m.StreamAccepted(opaque=opaque, failover_log=_LOG))
         marker = m.SnapshotMarker(
             vbucket=vbucket, opaque=opaque, start=request.start, end=end, flags=MarkerFlag.DISK
         )
         if end > request.start:
-            self._queue.append(memoryview(self._dialect.encode(marker)))
+            yield memoryview(self._dialect.encode(marker))
         head = np.frombuffer(struct.pack(">HI", vbucket, opaque), np.uint8)
         rows = max(1, PIECE // self._frames.shape[1])
         for first in range(request.start, end, rows):
             piece = self._frames[first : min(first + rows, end)].copy()
             piece[:, 6:8] = head[:2]
             piece[:, 12:16] = head[2:]
-            self._queue.append(memoryview(piece).cast("B"))
+            yield memoryview(piece).cast("B")
         if request.end < 2**64 - 1:
             finished = m.StreamEnd(vbucket=vbucket, opaque=opaque)
-            self._queue.append(memoryview(self._dialect.encode(finished)))
+            yield memoryview(self._dialect.encode(finished))
 
 
 @contextmanager
