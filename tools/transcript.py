@@ -1,6 +1,6 @@
 """Runs the demo and keeps what it printed as a page of the documentation.
 
-    python tools/transcript.py
+python tools/transcript.py
 """
 
 from __future__ import annotations
