@@ -6,6 +6,7 @@ python tools/transcript.py
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ def main() -> None:
         text=True,
         check=True,
     )
-    PAGE.write_text(f"{HEAD}{done.stdout.rstrip()}\n```\n")
+    # where temporary files are is one machine's business
+    printed = re.sub(r"\S*/upriver-demo-\w+", "DIRECTORY", done.stdout.rstrip())
+    PAGE.write_text(f"{HEAD}{printed}\n```\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
