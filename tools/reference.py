@@ -74,8 +74,10 @@ def _only(option: Option) -> str:
 
 def command_list() -> Iterator[str]:
     context = click.Context(cli, info_name="upriver")
-    for name in sorted(cli.commands):
-        yield from _command(cli.commands[name], context, name, "##")
+    for name in sorted(cli.list_commands(context)):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield from _command(command, context, name, "##")
 
 
 def _command(command: click.Command, parent: click.Context, name: str, level: str) -> Iterator[str]:

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from storekit import split
 
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
 from upriver.wire import canonical
-from upriver.wire.framing import packet_length
 
 VBUCKETS = 4
 READER = Path(__file__).parent / "chaos_reader.py"
@@ -61,12 +61,8 @@ def documents(producer: TemporaryProducer) -> dict[str, str]:
     for vbucket in range(VBUCKETS):
         with producer.bucket.open_reader(vbucket, 0) as reader:
             for chunk in reader:
-                at = 0
-                while at < len(chunk.frames):
-                    size = packet_length(chunk.frames, at) or 0
-                    change = canonical.parse(bytes(chunk.frames[at : at + size]))
+                for change in map(canonical.parse, split(chunk.frames)):
                     found[change.key.decode()] = change.value.decode()
-                    at += size
     return found
 
 

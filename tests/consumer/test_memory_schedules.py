@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from storekit import split
 
 from upriver.consumer.ledger import Ledger
 from upriver.consumer.position_json import dump_position, load_position
@@ -30,7 +31,6 @@ from upriver.session.position import Position
 from upriver.testing import MemoryLink, MemoryProducer
 from upriver.wire import canonical
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
-from upriver.wire.framing import packet_length
 
 VBUCKETS = 2
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -164,13 +164,9 @@ def documents(producer: MemoryProducer, vbucket: int) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     with producer.bucket.open_reader(vbucket, 0) as reader:
         for chunk in reader:
-            at = 0
-            while at < len(chunk.frames):
-                size = packet_length(chunk.frames, at) or 0
-                change = canonical.parse(bytes(chunk.frames[at : at + size]))
-                if change is not None and change.op is Op.MUTATION:
+            for change in map(canonical.parse, split(chunk.frames)):
+                if change.op is Op.MUTATION:
                     found[change.key] = change.value
-                at += size
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from storekit import split
 
 from upriver.model import Op
 from upriver.spark.fold import fold
@@ -43,12 +44,9 @@ def stored(bucket: Bucket) -> Iterator[CanonicalChange]:
     for vbucket in range(bucket.settings.vbuckets):
         with bucket.open_reader(vbucket) as reader:
             for chunk in reader:
-                joined = chunk.frames
-                while joined:
-                    size = 24 + int.from_bytes(joined[8:12])
-                    if joined[1] in _CHANGES:
-                        yield canonical.parse(joined[:size])
-                    joined = joined[size:]
+                for frame in split(chunk.frames):
+                    if frame[1] in _CHANGES:
+                        yield canonical.parse(frame)
 
 
 def names(bucket: Bucket, collection: int) -> tuple[str, str]:

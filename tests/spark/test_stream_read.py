@@ -171,7 +171,8 @@ def test_offsets_of_a_thousand_vbuckets_are_small(spark: SparkSession, tmp_path:
             producer.fail_over(vbucket, 5)
         reading.read()
         assert reading.offset_file().stat().st_size < 100 * 1024
-        assert [row.vbucket for row in reading.rows if row.op == "rollback"] == list(gone_back)
+        rolled_back = [row.vbucket for row in reading.rows if row.op == "rollback"]
+        assert sorted(rolled_back) == list(gone_back)
         assert folded(spark, reading.rows) == documents(producer.bucket)
 
 

@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Final
 
 import click
 
 from .. import __version__
 from ..errors import UpriverError
-from .changelog import changelog
-from .check import check
-from .checkpoint import checkpoint
-from .cluster import cluster
-from .compact import compact
-from .dashboard import dashboard
-from .decode import decode
-from .load import load
-from .mirror import mirror
-from .report import report
-from .serve import serve
-from .tail import tail
-from .users import users
-from .verify import verify
 
 __all__ = ["cli", "main"]
 
-#: What there is, by what a person wants to do.
+#: What there is, by what a person wants to do. A command has a module of its name.
 _SECTIONS: Final = {
-    "Read changes": (tail, check, checkpoint, decode),
-    "Tables in Spark": (mirror, changelog, verify, compact, report),
-    "Serve a bucket": (serve, load, users, cluster, dashboard),
+    "Read changes": ("tail", "check", "checkpoint", "decode"),
+    "Tables in Spark": ("mirror", "changelog", "verify", "compact", "report"),
+    "Serve a bucket": ("serve", "load", "users", "cluster", "dashboard"),
 }
 
 
 class _Sections(click.Group):
-    """A group whose help lists its commands under headings."""
+    """Lists its commands under headings, and loads the one that is run and what that needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in _SECTIONS.values() for name in names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max(map(len, self.commands))
-        limit = formatter.width - widest - 6
-        for heading, commands in _SECTIONS.items():
+        limit = formatter.width - max(map(len, self.list_commands(ctx))) - 6
+        for heading, names in _SECTIONS.items():
             with formatter.section(heading):
+                commands = [self.get_command(ctx, name) for name in names]
                 formatter.write_dl(
-                    [(one.name or "", one.get_short_help_str(limit)) for one in commands]
+                    [(one.name or "", one.get_short_help_str(limit)) for one in commands if one]
                 )
 
 
@@ -62,11 +58,6 @@ def cli(context: click.Context, debug: bool) -> None:
     Completion for bash: eval "$(_UPRIVER_COMPLETE=bash_source upriver)"
     """
     context.obj = {"debug": debug}
-
-
-for _commands in _SECTIONS.values():
-    for _command in _commands:
-        cli.add_command(_command)
 
 
 def main() -> None:

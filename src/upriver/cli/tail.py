@@ -135,7 +135,7 @@ def tail(
             with ExitStack() as stack:
                 saver = None
                 if file is not None:
-                    saver = Saver(stack.enter_context(FileCheckpoint(file)), settings.vbuckets)
+                    saver = Saver(stack.enter_context(FileCheckpoint(file)))
                     settings = replace(settings, start=saver.saved or settings.start)
                 consumer = Reader(Source.parse(source), access=access, settings=settings)
                 stack.enter_context(consumer)

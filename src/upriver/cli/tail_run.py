@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import Final
@@ -26,7 +25,6 @@ from ..consumer.client import Consumer
 from ..errors import UpriverError
 from ..model import StreamEndReason
 from ..session.events import Event, Flushed, RolledBack, Rows, StreamFinished
-from ..session.position import Position
 from .tail_status import StatusLine, summary
 from .tail_text import Lines
 from .trouble import INTERRUPTED
@@ -109,22 +107,17 @@ class Reader(Consumer):
 
 
 class Saver:
-    """Keeps a checkpoint file up to date; vbuckets that are not read stay as they are in it."""
+    """Keeps a checkpoint file up to date."""
 
-    def __init__(self, store: FileCheckpoint, wanted: frozenset[int] | None) -> None:
+    def __init__(self, store: FileCheckpoint) -> None:
         self._store = store
         self.saved = store.load()
-        self._others: dict[int, Position] = {}
-        if self.saved is not None and wanted is not None:
-            found = self.saved.positions.items()
-            self._others = {vb: position for vb, position in found if vb not in wanted}
         self._next = time.monotonic() + _SAVE_EVERY
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._next
 
     def save(self, position: Checkpoint) -> None:
-        position = replace(position, positions={**self._others, **position.positions})
         if position != self.saved:
             self._store.save(position)
             self.saved = position

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from .. import __version__
 from ..consumer.access import Access
+from ..consumer.node import converse
 from ..consumer.source import Address
 from ..errors import ConnectionFailed, Status, StatusError
 from ..model import Datatype
@@ -25,7 +25,6 @@ from ..wire.names import Feature, OpenFlag
 
 __all__ = ["CONSUMER", "PRODUCER", "Endpoint", "Wire"]
 
-_T = TypeVar("_T")
 
 #: Bytes that are read at once, and that may wait to be sent before nothing more is taken.
 _READ: Final = 256 * 1024
@@ -94,7 +93,7 @@ class Wire:
                     features=_FEATURES,
                     credentials=endpoint.access.credentials(),
                 )
-                await wire._converse(introduce(introduction))
+                await converse(introduce(introduction), wire.ask)
                 opening = m.Open(name=name, flags=flags)
                 if endpoint.name and not flags & OpenFlag.PRODUCER:
                     value = json.dumps({"consumer_name": endpoint.name}).encode()
@@ -111,15 +110,6 @@ class Wire:
             wire.close()
             raise
         return wire
-
-    async def _converse(self, talk: Generator[m.Request, m.Response, _T]) -> _T:
-        try:
-            request = next(talk)
-            while True:
-                request = talk.send(await self.ask(request))
-        except StopIteration as done:
-            result: _T = done.value
-            return result
 
     async def ask(self, request: m.Request) -> m.Response:
         """The answer to a request, while nothing else is under way."""

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
 from ..session.events import Event, Rows
-from .access import Access
 from .changes import Change
-from .checkpoint import Checkpoint, CheckpointStore
-from .collections import Collections
 from .delivery import Closed, Delivery, Finished
-from .desk import Desk, Rollback
-from .engine import Engine
-from .settings import ConsumerSettings, settings_for
-from .source import Source
+from .reading import Reading
 from .status import ReadingStatus, status_of
 
 __all__ = ["AsyncConsumer"]
 
 
-class AsyncConsumer:
+class AsyncConsumer(Reading):
     """Reads the changes of a bucket.
 
         async with AsyncConsumer("couchbase://127.0.0.1/default", end="now") as consumer:
@@ -34,40 +28,16 @@ class AsyncConsumer:
     Everything is as in `Consumer`; ``on_rollback`` is called on the event loop.
     """
 
-    def __init__(
-        self,
-        source: str | Source,
-        *,
-        access: Access | None = None,
-        checkpoint: CheckpointStore | None = None,
-        on_rollback: Callable[[Rollback], None] | None = None,
-        settings: ConsumerSettings | None = None,
-        **options: Any,
-    ) -> None:
-        self._source = Source.parse(source) if isinstance(source, str) else source
-        self._access = access or Access()
-        self._settings = settings_for(settings, options, checkpoint)
-        self._store = checkpoint
-        self._on_rollback = on_rollback
+    _block = "an async with"
+
+    def _prepare(self) -> None:
         self._inbox: asyncio.Queue[Delivery] = asyncio.Queue()
-        self._running: tuple[Engine, Desk] | None = None
-        self._finished = False
-        self._closed = False
 
     # ---- life ----------------------------------------------------------------------------
 
     async def start(self) -> Self:
         """Finds the bucket and begins to read; an async with block does it by itself."""
-        engine = Engine(self._source, self._access, self._settings, self._inbox.put_nowait)
-        bearings = await engine.start()
-        desk = Desk(
-            self._source,
-            self._settings,
-            bearings,
-            on_rollback=self._on_rollback,
-            checkpoint=self._store,
-        )
-        self._running = engine, desk
+        await self._begin(self._inbox.put_nowait)
         return self
 
     async def close(self) -> None:
@@ -87,19 +57,6 @@ class AsyncConsumer:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    @property
-    def _engine(self) -> Engine:
-        return self._in_use()[0]
-
-    @property
-    def _desk(self) -> Desk:
-        return self._in_use()[1]
-
-    def _in_use(self) -> tuple[Engine, Desk]:
-        if self._running is None:
-            raise RuntimeError("the consumer is not running: use it in an async with block")
-        return self._running
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -146,20 +103,7 @@ class AsyncConsumer:
                 return event
         return None
 
-    @property
-    def finished(self) -> bool:
-        """Whether everything up to the end was handed out."""
-        return self._finished
-
     # ---- where it is ---------------------------------------------------------------------
-
-    def position(self) -> Checkpoint:
-        """Where the application is: after everything that was handed to it."""
-        return self._desk.checkpoint()
-
-    def save(self) -> None:
-        """Saves that to the checkpoint store."""
-        self._desk.save()
 
     def status(self) -> ReadingStatus:
         """What is connected, what flows, and how far the reading is."""
@@ -168,8 +112,3 @@ class AsyncConsumer:
     async def high_seqnos(self) -> dict[int, int]:
         """The newest seqno that the nodes have of each vbucket."""
         return await self._engine.high_seqnos()
-
-    @property
-    def collections(self) -> Collections:
-        """What the collections are called."""
-        return self._engine.bearings.collections

@@ -74,23 +74,16 @@ class Bearings:
 
     async def _reach(self) -> NodeConnection:
         """A connection to any node of the source, in the draft it turns out to speak."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.wait_at_start
-        backoff = Backoff(self._settings.retry_first, self._settings.retry_most)
-        while True:
-            trouble: UpriverError | None = None
-            for address in self._source.hosts:
-                try:
-                    return await self._agree_on_dialect(address)
-                except (AuthenticationFailed, BucketNotFound):
-                    raise
-                except (ConnectionFailed, ProtocolError, StatusError) as error:
-                    trouble = trouble or error
-            assert trouble is not None
-            pause = backoff.next_pause()
-            if loop.time() + pause > deadline:
-                raise trouble
-            await asyncio.sleep(pause)
+        trouble: UpriverError | None = None
+        for address in self._source.hosts:
+            try:
+                return await self._agree_on_dialect(address)
+            except (AuthenticationFailed, BucketNotFound):
+                raise
+            except (ConnectionFailed, ProtocolError, StatusError) as error:
+                trouble = trouble or error
+        assert trouble is not None
+        raise trouble
 
     async def _agree_on_dialect(self, address: Address) -> NodeConnection:
         """Tries the drafts, newest first, unless one was chosen."""
@@ -301,11 +294,40 @@ async def _understands(connection: NodeConnection) -> bool:
 
 
 async def take_bearings(source: Source, access: Access, settings: ConsumerSettings) -> Bearings:
-    """Finds a bucket, and everything that must be known before it is read."""
+    """Finds a bucket, and everything that must be known before it is read.
+
+    While the settings say to wait, it begins anew when a node cannot be reached or is lost.
+    """
     if settings.dialect not in ("auto", "dcp") and access.user:
         raise ConfigError(f"draft {settings.dialect} knows no users")
-    bearings = Bearings(source, access, settings)
-    first = await bearings._reach()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.wait_at_start
+    backoff = Backoff(settings.retry_first, settings.retry_most)
+    while True:
+        bearings = Bearings(source, access, settings)
+        trouble: UpriverError
+        try:
+            first = await bearings._reach()
+        except (AuthenticationFailed, BucketNotFound):
+            raise
+        except (ConnectionFailed, ProtocolError, StatusError) as error:
+            trouble = error
+        else:
+            try:
+                await _look_around(bearings, first)
+                return bearings
+            except (AuthenticationFailed, BucketNotFound):
+                raise
+            except ConnectionFailed as error:  # it was lost on the way
+                trouble = error
+        pause = backoff.next_pause()
+        if loop.time() + pause > deadline:
+            raise trouble
+        await asyncio.sleep(pause)
+
+
+async def _look_around(bearings: Bearings, first: NodeConnection) -> None:
+    """Asks, beginning with the first node that was reached, what there is and who has it."""
     try:
         bearings.map = await bearings._find_map(first)
         await bearings._learn_collections(first)
@@ -324,4 +346,3 @@ async def take_bearings(source: Source, access: Access, settings: ConsumerSettin
         for connection in (first, *bearings.connections):
             connection.close()
         raise
-    return bearings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -17,16 +17,11 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from ..session.events import Event, Rows
-from .access import Access
 from .changes import Change
-from .checkpoint import Checkpoint, CheckpointStore
-from .collections import Collections
 from .delivery import Closed, Delivery, Finished
-from .desk import Desk, Rollback
-from .engine import Engine
+from .desk import Desk
 from .node import NodeConnection
-from .settings import ConsumerSettings, settings_for
-from .source import Source
+from .reading import Reading
 from .status import ReadingStatus, status_of
 
 __all__ = ["Consumer"]
@@ -37,7 +32,7 @@ _T = TypeVar("_T")
 _WORTH_TELLING: Final = 1 / 16
 
 
-class Consumer:
+class Consumer(Reading):
     """Reads the changes of a bucket.
 
         with Consumer("couchbase://127.0.0.1/default", end="now") as consumer:
@@ -50,27 +45,10 @@ class Consumer:
     changed before and after it has its older version again, which nobody sends a second time.
     """
 
-    def __init__(
-        self,
-        source: str | Source,
-        *,
-        access: Access | None = None,
-        checkpoint: CheckpointStore | None = None,
-        on_rollback: Callable[[Rollback], None] | None = None,
-        settings: ConsumerSettings | None = None,
-        **options: Any,
-    ) -> None:
-        self._source = Source.parse(source) if isinstance(source, str) else source
-        self._access = access or Access()
-        self._settings = settings_for(settings, options, checkpoint)
-        self._store = checkpoint
-        self._on_rollback = on_rollback
+    def _prepare(self) -> None:
         self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._running: tuple[Engine, Desk] | None = None
-        self._finished = False
-        self._closed = False
 
     # ---- life ----------------------------------------------------------------------------
 
@@ -84,23 +62,11 @@ class Consumer:
         )
         self._thread.start()
         try:
-            self._call(self._begin())
+            self._call(self._begin(self._inbox.put))
         except BaseException:
             self.close()
             raise
         return self
-
-    async def _begin(self) -> None:
-        engine = Engine(self._source, self._access, self._settings, self._inbox.put)
-        bearings = await engine.start()
-        desk = Desk(
-            self._source,
-            self._settings,
-            bearings,
-            on_rollback=self._on_rollback,
-            checkpoint=self._store,
-        )
-        self._running = engine, desk
 
     def close(self) -> None:
         """Hangs up, and ends a loop that waits in another thread; saves nothing."""
@@ -139,19 +105,6 @@ class Consumer:
             coroutine.close()
             raise RuntimeError("the consumer is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    @property
-    def _engine(self) -> Engine:
-        return self._in_use()[0]
-
-    @property
-    def _desk(self) -> Desk:
-        return self._in_use()[1]
-
-    def _in_use(self) -> tuple[Engine, Desk]:
-        if self._running is None:
-            raise RuntimeError("the consumer is not running: use it in a with block")
-        return self._running
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -203,11 +156,6 @@ class Consumer:
                 return event
         return None
 
-    @property
-    def finished(self) -> bool:
-        """Whether everything up to the end was handed out."""
-        return self._finished
-
     def _give_back(self, desk: Desk, at_least: int) -> None:
         owed = desk.owed(at_least=at_least)
         if owed and self._loop is not None:
@@ -215,14 +163,6 @@ class Consumer:
                 self._loop.call_soon_threadsafe(_give_all_back, owed)
 
     # ---- where it is ---------------------------------------------------------------------
-
-    def position(self) -> Checkpoint:
-        """Where the application is: after everything that was handed to it."""
-        return self._desk.checkpoint()
-
-    def save(self) -> None:
-        """Saves that to the checkpoint store."""
-        self._desk.save()
 
     def status(self) -> ReadingStatus:
         """What is connected, what flows, and how far the reading is."""
@@ -235,11 +175,6 @@ class Consumer:
     def high_seqnos(self) -> dict[int, int]:
         """The newest seqno that the nodes have of each vbucket."""
         return self._call(self._engine.high_seqnos())
-
-    @property
-    def collections(self) -> Collections:
-        """What the collections are called."""
-        return self._engine.bearings.collections
 
 
 def _give_all_back(owed: list[tuple[NodeConnection, int]]) -> None:

@@ -30,7 +30,9 @@ from ..wire.framing import Framer
 from ..wire.messages import PlainResponse, Request, Response
 from ..wire.names import Feature
 from .access import Access
+from .collections import Collections
 from .source import Address, Source
+from .topology import ClusterMap, Network
 
 __all__ = ["AGENT", "Link"]
 
@@ -208,6 +210,19 @@ class Link:
                 where=self.where,
             )
         return answer.value.decode(errors="replace")
+
+    def cluster_map(self, network: Network = "auto") -> ClusterMap:
+        """The map of the bucket; `RemoteProtocolError` says what is wrong with it."""
+        return ClusterMap.parse(
+            self.cluster_config(), reached=self.address, tls=self.source.tls, network=network
+        )
+
+    def collections(self) -> Collections | None:
+        """What the collections are called now; None if the server does not tell."""
+        answer = self.ask(kv.GetManifest())
+        if answer.status is Status.SUCCESS and isinstance(answer, PlainResponse):
+            return Collections.parse(answer.value)
+        return None
 
     def lost(self, reason: str) -> ConnectionFailed:
         """The error for a connection that cannot go on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -34,7 +34,7 @@ from .access import Access
 from .settings import ConsumerSettings
 from .source import Address, Source
 
-__all__ = ["NodeConnection"]
+__all__ = ["NodeConnection", "converse"]
 
 _T = TypeVar("_T")
 
@@ -145,7 +145,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             credentials=self._access.credentials(),
             secret=self._source.tls,
         )
-        introduced = await self._converse(introduce(introduction))
+        introduced = await converse(introduce(introduction), self.ask)
         self.features = introduced.features
         self.dialect = Dcp(collections=Feature.COLLECTIONS in introduced.features)
 
@@ -159,16 +159,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             xattrs=settings.xattrs,
             compression=settings.compression,
         )
-        return await self._converse(open_connection(self.dialect, opening))
-
-    async def _converse(self, talk: Generator[Request, Response, _T]) -> _T:
-        try:
-            request = next(talk)
-            while True:
-                request = talk.send(await self.ask(request))
-        except StopIteration as done:
-            result: _T = done.value
-            return result
+        return await converse(open_connection(self.dialect, opening), self.ask)
 
     def _begin(self, opened: Opened) -> None:
         now = self._loop.time()
@@ -340,3 +331,16 @@ class NodeConnection(asyncio.BufferedProtocol):
         if isinstance(problem, ConnectionFailed) and not problem.where:
             problem.where = str(self.address)
         return problem
+
+
+async def converse(
+    talk: Generator[Request, Response, _T], ask: Callable[[Request], Awaitable[Response]]
+) -> _T:
+    """Leads a conversation to its end, asking one question after the other."""
+    try:
+        request = next(talk)
+        while True:
+            request = talk.send(await ask(request))
+    except StopIteration as done:
+        result: _T = done.value
+        return result

@@ -20,13 +20,11 @@ from ..errors import (
     ConnectionFailed,
     ProtocolError,
     RemoteProtocolError,
-    Status,
     StatusError,
     UpriverError,
 )
 from ..model import FailoverLog
 from ..wire import kv
-from ..wire.messages import PlainResponse
 from ..wire.names import Feature, RequestedState
 from .access import Access
 from .collections import Collections
@@ -103,11 +101,7 @@ class Survey:
 
     def collections(self) -> Collections:
         """What the collections are called now."""
-        link = self._any_link()
-        answer = link.ask(kv.GetManifest())
-        if answer.status is Status.SUCCESS and isinstance(answer, PlainResponse):
-            return Collections.parse(answer.value)
-        return Collections()
+        return self._any_link().collections() or Collections()
 
     def high_seqnos(self) -> dict[int, int]:
         """Only the newest seqno of each vbucket: one small question to each node."""
@@ -234,12 +228,7 @@ class Survey:
     def _renew_map(self) -> ClusterMap:
         link = self._any_link()
         try:
-            found = ClusterMap.parse(
-                link.cluster_config(),
-                reached=link.address,
-                tls=self._source.tls,
-                network=self._network,
-            )
+            found = link.cluster_map(self._network)
         except (ConnectionFailed, RemoteProtocolError):
             self._drop(link.address)
             raise

@@ -32,8 +32,6 @@ from ..errors import (
     StatusError,
     UpriverError,
 )
-from ..wire import kv
-from ..wire.messages import PlainResponse
 from ..wire.names import Feature
 from .access import Access
 from .collections import Collections
@@ -324,18 +322,11 @@ class Writer:
         """Asks a node for the newest map and for the collections."""
         link = self._any_link()
         try:
-            found = ClusterMap.parse(
-                link.cluster_config(),
-                reached=link.address,
-                tls=self._source.tls,
-                network=self._settings.network,
-            )
+            found = link.cluster_map(self._settings.network)
             if found.bucket not in ("", self._source.bucket):
                 raise RemoteProtocolError(f"{link.where} sent the map of {found.bucket!r}")
             if Feature.COLLECTIONS in link.features:
-                answer = link.ask(kv.GetManifest())
-                if answer.status is Status.SUCCESS and isinstance(answer, PlainResponse):
-                    self.collections = Collections.parse(answer.value)
+                self.collections = link.collections() or self.collections
             self._check(found, link.where)
         except BaseException:
             link.close()

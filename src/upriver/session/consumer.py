@@ -309,7 +309,7 @@ class ConsumerSession:
             self._opened(stream, stream.served, events)
             self._ask_log(stream, _Phase.CHECKING)
             return
-        log = log.sanitised()
+        stream.served = log = log.sanitised()
         if self._left_behind(stream, log, events):
             return
         if stream.skip_until:
@@ -330,7 +330,9 @@ class ConsumerSession:
         known = log.branch_end(wanted, NO_END) is not None
         reason = RollbackReason.DIVERGED if known else RollbackReason.UNKNOWN_BRANCH
         position = stream.tracker.position()
-        events.append(RolledBack(stream.vbucket, position.seqno, position, reason, refused=True))
+        events.append(
+            RolledBack(stream.vbucket, position.seqno, position, reason, refused=True, served=log)
+        )
         self.close(stream.vbucket)
         return True
 
@@ -368,7 +370,9 @@ class ConsumerSession:
         """Tells the reader to forget; false if it does not want to."""
         refused = self._refuse_rollback
         from_seqno = stream.tracker.seqno
-        events.append(RolledBack(stream.vbucket, from_seqno, position, reason, refused))
+        events.append(
+            RolledBack(stream.vbucket, from_seqno, position, reason, refused, served=stream.served)
+        )
         if refused:
             self.close(stream.vbucket)
             return False

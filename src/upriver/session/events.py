@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ __all__ = [
     "StreamRefused",
     "SystemHappened",
 ]
+
+_NOT_ASKED: Final = FailoverLog(())
 
 
 class RollbackReason(Enum):
@@ -104,6 +106,8 @@ class RolledBack:
     to: Position
     reason: RollbackReason
     refused: bool = False
+    #: The history that the producer served when it said so, as far as that was asked.
+    served: FailoverLog = _NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ are taken as they come: a chunk ends with the last whole packet. Nothing here kn
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -71,7 +72,7 @@ def inbound_for(dialect: Dialect, vbucket_of: Callable[[int], int]) -> Inbound:
     return _Messages(dialect, vbucket_of)
 
 
-class _Buffered:
+class _Buffered(ABC):
     """The buffer that both ways receive into."""
 
     def __init__(self) -> None:
@@ -92,8 +93,8 @@ class _Buffered:
             yield from self.wrote(size)
             data = data[size:]
 
-    def wrote(self, size: int) -> Iterator[Chunk]:
-        raise NotImplementedError
+    @abstractmethod
+    def wrote(self, size: int) -> Iterator[Chunk]: ...
 
     def _resize(self, size: int) -> None:
         """A new buffer, because whoever still looks at the old one keeps it from growing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,26 +20,19 @@ import pyarrow as pa
 from ..consumer.client import Consumer
 from ..consumer.settings import ConsumerSettings, RollbackPolicy
 from ..consumer.survey import Survey
-from ..errors import (
-    AuthenticationFailed,
-    BucketNotFound,
-    ConnectionFailed,
-    RemoteProtocolError,
-    RollbackRequired,
-    UpriverError,
-)
+from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
 from ..model import FailoverLog
-from ..session.events import RollbackReason, RolledBack, Rows, StreamOpened
+from ..session.events import RolledBack, Rows, StreamOpened
 from ..session.position import Position
 from .filters import Wanted
 from .options import ReadOptions
-from .reading import ReadStep
+from .reading import ReadStep, Verdict, judge
 from .rows import RowBuilder
 
 __all__ = ["read_steps", "read_whole_snapshots"]
 
 _VBUCKETS: Final = 1 << 16
-#: Seconds between two attempts to find a node, or one that knows a branch.
+#: Seconds between two attempts to find a node that knows a branch.
 _PAUSE: Final = 0.2
 
 
@@ -61,18 +54,8 @@ def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
     )
 
 
-def _started(options: ReadOptions, settings: ConsumerSettings) -> Consumer:
-    """A consumer that has found its bucket, however often it loses a connection on the way."""
-    deadline = time.monotonic() + options.retry_timeout
-    while True:
-        try:
-            return Consumer(options.source, access=options.access, settings=settings).start()
-        except (AuthenticationFailed, BucketNotFound):
-            raise
-        except ConnectionFailed:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(_PAUSE)
+def _consumer(options: ReadOptions, settings: ConsumerSettings) -> Consumer:
+    return Consumer(options.source, access=options.access, settings=settings)
 
 
 def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.RecordBatch]:
@@ -126,7 +109,7 @@ def read_whole_snapshots(
         raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
     until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
     settings = _settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
-    with closing(_started(options, settings)) as consumer:
+    with _consumer(options, settings) as consumer:
         names.consumer = consumer
         for event in consumer.events():
             if isinstance(event, StreamOpened):
@@ -180,7 +163,7 @@ class _Attempt:
             rollback=RollbackPolicy.STOP,
         )
         ends = _as_array({vb: self._steps[vb].end for vb in self._positions})
-        with closing(_started(self._options, settings)) as consumer:
+        with _consumer(self._options, settings) as consumer:
             self._names.consumer = consumer
             for event in consumer.events():
                 if isinstance(event, Rows):
@@ -191,10 +174,11 @@ class _Attempt:
     def _left(self, event: RolledBack) -> None:
         """A vbucket is not to be read any further here."""
         step = self._steps[event.vbucket]
-        if event.reason is RollbackReason.UNKNOWN_BRANCH:
+        asked = replace(step.offset, seqno=event.from_seqno)
+        verdict = judge(step, asked, event.served, granted=False)
+        if verdict is Verdict.RETRY:
             self.not_found[event.vbucket] = event.to
-        elif event.reason is not RollbackReason.DIVERGED and event.from_seqno != step.start:
-            # the first request was granted and this one is not, which the next plan cannot see
+        elif verdict is Verdict.START_OVER:
             raise RollbackRequired(
                 vbucket=event.vbucket, seqno=step.start, reason=event.reason.value
             )
