@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 #: Seconds after which a process is taken for stuck; never reached when all is well.
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 _Words = str | Path | int
 

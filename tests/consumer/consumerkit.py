@@ -29,7 +29,7 @@ from upriver.wire.framing import Framer
 from upriver.wire.names import Feature
 
 #: How long a test waits for something that should come; never reached when all is well.
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 DIALECTS: dict[str, Dialect] = {
     "dcp": Dcp(),

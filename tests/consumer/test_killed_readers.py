@@ -21,8 +21,9 @@ VBUCKETS = 4
 READER = Path(__file__).parent / "chaos_reader.py"
 #: Longer when somebody has the time.
 ROUNDS = int(os.environ.get("UPRIVER_CHAOS_ROUNDS", "8"))
+SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
 #: Never reached when all is well.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 class Told:
@@ -78,7 +79,7 @@ def fail_over_some(producer: TemporaryProducer, chance: random.Random) -> None:
     producer.fail_over(vbucket, max(0, high - chance.randrange(30)))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [SEED, SEED + 1])
 def test_nothing_is_lost_and_nothing_comes_twice(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     output, state = tmp_path / "output", tmp_path / "state"

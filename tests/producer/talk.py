@@ -17,7 +17,7 @@ from upriver.wire.framing import Framer
 from upriver.wire.names import Feature, OpenFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Talk:

@@ -60,7 +60,7 @@ def test_on_access(bucket: Bucket, clock: Clock) -> None:
     bucket.subscribe(lambda _: moved.set())
     clock.advance(1)
     assert missing(bucket)
-    assert moved.wait(10)
+    assert moved.wait(60)
     expiration = dump(bucket)[-1]
     assert isinstance(expiration, m.Expiration)
     assert (expiration.seqno, expiration.rev, expiration.delete_time) == (2, 2, clock.seconds)
@@ -140,5 +140,5 @@ def test_the_pager_runs_by_itself(store: Store, clock: Clock) -> None:
     moved = threading.Event()
     bucket.subscribe(lambda _: moved.set())
     clock.advance(2)
-    assert moved.wait(10)
+    assert moved.wait(60)
     assert bucket.meta(0, K).kind == Kind.EXPIRATION

@@ -58,11 +58,11 @@ def test_groups_form_while_one_is_written(bucket: Bucket) -> None:
     def listen(moved: object) -> None:
         groups.append(dict(moved))  # type: ignore[call-overload]
         first_is_there.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     bucket.subscribe(listen)
     first = bucket.submit([Set(0, key("a"), b"")])
-    assert first_is_there.wait(10)
+    assert first_is_there.wait(60)
     rest = [bucket.submit([Set(n % 3, key(f"b{n}"), b"")]) for n in range(9)]
     go_on.set()
     wait([first, *rest])
@@ -108,11 +108,11 @@ def test_a_cancelled_submission_is_left_out(bucket: Bucket) -> None:
 
     def listen(_: object) -> None:
         busy.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     bucket.subscribe(listen)
     first = bucket.submit([Set(0, key("a"), b"")])
-    assert busy.wait(10)
+    assert busy.wait(60)
     unwanted = bucket.submit([Set(0, key("b"), b"")])
     assert unwanted.cancel()
     go_on.set()

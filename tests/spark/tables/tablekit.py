@@ -22,7 +22,7 @@ from upriver.spark.tables.settings import PipelineSettings
 from upriver.testing import TemporaryProducer
 
 #: Seconds after which a pipeline is taken for stuck; never reached when all is well.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 Documents = dict[bytes, bytes]
 T = TypeVar("T")
