@@ -39,7 +39,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "upriver.consumer": (),
     "upriver.testing": (),
     "upriver.spark.session": ("session", "register"),
-    "upriver.spark.fold": (),
+    "upriver.spark.fold": ("fold",),
     "upriver.spark.parse": (),
     "upriver.spark.tables.api": (),
     "upriver.spark.tables.verify": (),

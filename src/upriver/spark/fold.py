@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..model import Op
-from .rows import ROLLBACK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["fold"]
+__all__ = ["ROLLBACK", "fold"]
+
+#: The ``op`` of a row that says: forget what this vbucket had above this seqno.
+ROLLBACK: Final = "rollback"
 
 #: What makes two changes changes of one document. The vbucket follows from the key, but a branch
 #: means something within a vbucket only.

@@ -1,9 +1,9 @@
 """Starts Spark with the settings that the source and the sink want, or adapts one that runs.
 
 A session of one machine needs nothing but ``pip install``: a Java is found, the Python workers are
-the running interpreter, and their path is cleared of what makes each of them start slowly. On a
-cluster only what holds anywhere is set. What the caller configures always wins. It knows the
-source by name only.
+the running interpreter, their path is cleared of what makes each of them start slowly, and they
+end quietly (`daemon`). On a cluster only what holds anywhere is set. What the caller configures
+always wins. It knows the source by name only.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ for entry in $PYTHONPATH; do
 done
 unset IFS
 export PYTHONPATH="$kept"
+# Spark has a setting for its daemon, but does not follow it everywhere.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m upriver.spark.daemon "$@"
+fi
 exec {python} "$@"
 """
 
@@ -144,7 +149,7 @@ def settings(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def worker_python(directory: Path | None = None) -> str:
-    """The interpreter for Spark's workers: this one, behind a script that clears their path.
+    """The interpreter for Spark's workers: this one, behind a script as described above.
 
     The script is kept in ``directory``, by default in the user's cache. Where it cannot be kept or
     run, or Spark itself comes from an archive, it is the plain interpreter.

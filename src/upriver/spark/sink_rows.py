@@ -33,9 +33,9 @@ from ..consumer.edits import (
 )
 from ..errors import ConfigError, UpriverError
 from ..model import Op
+from .fold import ROLLBACK
 from .known_options import COLUMN_ROLES
 from .options import WriteOptions
-from .rows import ROLLBACK
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

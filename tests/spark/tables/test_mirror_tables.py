@@ -16,12 +16,14 @@ from tablekit import (
     becomes,
     becomes_equal,
     caught_up,
+    crashed,
     documents_of,
     rows_of,
     running_mirror,
 )
 
 from upriver.errors import ConfigError
+from upriver.spark.tables import grouped_files
 from upriver.spark.tables.api import mirror
 from upriver.spark.tables.delta import Commit, DataFiles, DeltaFolder
 from upriver.spark.tables.mirror_table import MirrorTable
@@ -72,6 +74,21 @@ def test_documents_come_change_and_leave(
     }
 
 
+def test_a_first_load_takes_the_newest_change_of_documents_that_changed_twice(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    filled(bucket)
+    crashed(spark, bucket.producer, table, "log")  # the history is there, and no mirror yet
+    bucket.write(0, b"k0", b"newer")
+    bucket.delete(1, b"k1")
+    bucket.write(2, b"comes and goes", b"1")
+    bucket.delete(2, b"comes and goes")
+    bucket.write(3, b"another", b"1")
+    caught_up(spark, bucket.producer, table)
+    assert documents_of(table) == bucket.documents()
+
+
 def test_rollbacks_are_undone_exactly(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
 ) -> None:
@@ -119,6 +136,7 @@ def test_many_states_are_set_by_the_executors(spark: SparkSession, tmp_path: Pat
         "event_time timestamp, branch int, change string"
     )
     metadata = (1, 1, 1, 0, None, 0, None, 0)
+    grouped_files.register(spark)
     shape = MirrorShape(groups=2)
     table = MirrorTable(tmp_path / "documents", shape, most_merged_by_driver=0)
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ...errors import ConfigError
-from ..rows import ROLLBACK
+from ..fold import ROLLBACK
 from .delta import Commit, DataFiles, DeltaFolder, TableFile
 
 if TYPE_CHECKING:

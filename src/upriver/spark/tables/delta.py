@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ...errors import ConfigError
+from .grouped_files import ATTEMPTS, UNIQUE_COLUMNS, write_grouped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,11 @@ _ATTEMPTS: Final = 8
 
 #: Delta has timestamps in microseconds; Spark's default is an older kind that Delta has not.
 _TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-_NO_MARKER: Final = ("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+_WRITING: Final = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # values that hardly repeat: a dictionary of them is work for nothing
+    **{f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE_COLUMNS},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +172,27 @@ class DeltaFolder:
 
     # ---- writing -------------------------------------------------------------------------
 
-    def write(self, rows: DataFrame, partition_by: Sequence[str] = ()) -> DataFiles:
+    def write(self, rows: DataFrame) -> DataFiles:
         """Has the executors write rows into new files beside those of the table."""
-        directory = self.path / f"data-{uuid.uuid4().hex}"
+        directory = self._new_directory()
         spark = rows.sparkSession
         before = spark.conf.get(_TIMESTAMPS[0], None)
         spark.conf.set(*_TIMESTAMPS)
         try:
-            writer = rows.write.option(*_NO_MARKER)
-            if partition_by:
-                writer = writer.partitionBy(*partition_by)
-            writer.parquet(str(directory))
+            rows.write.options(**_WRITING).parquet(str(directory))
         finally:
             if before is not None:
                 spark.conf.set(_TIMESTAMPS[0], before)
         return _described(directory, self.path)
+
+    def write_grouped(self, rows: DataFrame, by: str) -> DataFiles:
+        """The same for many rows of a table that has the partition column ``by``."""
+        directory = self._new_directory()
+        write_grouped(rows, by, directory)
+        return _described(directory, self.path)
+
+    def _new_directory(self) -> Path:
+        return self.path / f"data-{uuid.uuid4().hex}"
 
     def commit(
         self,
@@ -245,7 +256,7 @@ def _described(directory: Path, table: Path) -> DataFiles:
     """What Spark has written there; without empty files, and without its check sums."""
     actions, rows, size, newest = [], 0, 0, None
     for path in sorted(directory.rglob("*")) if directory.exists() else ():
-        if not path.is_file():
+        if not path.is_file() or ATTEMPTS in path.parts:
             continue
         if path.suffix != ".parquet" or path.name.startswith((".", "_")):
             path.unlink()

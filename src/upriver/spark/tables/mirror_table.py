@@ -97,7 +97,7 @@ class MirrorTable:
     def _load(self, states: DataFrame, commit: Commit) -> None:
         from pyspark.sql import functions as f
 
-        files = self.folder.write(states.where(~f.col(GONE)).drop(GONE), [GROUP])
+        files = self.folder.write_grouped(states.where(~f.col(GONE)).drop(GONE), GROUP)
         if files.rows:
             self.folder.commit(files, commit)
 
@@ -114,7 +114,7 @@ class MirrorTable:
         named = states.select(*DOCUMENT).alias("named")
         kept = held.join(named, same_document("held", "named"), "left_anti")
         both = kept.withColumn(GROUP, self.shape.group()).unionByName(live)
-        folder.commit(folder.write(both, [GROUP]), commit, instead_of=files, seen=seen)
+        folder.commit(folder.write_grouped(both, GROUP), commit, instead_of=files, seen=seen)
 
 
 def newest_rows(rows: pa.Table) -> pa.Table:

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from ...model import Op
-from ..fold import fold
-from ..rows import ROLLBACK
+from ..fold import ROLLBACK, fold
 from .change_log import BATCH_COLUMN, ChangeLog
 
 if TYPE_CHECKING:
@@ -31,6 +30,10 @@ __all__ = ["CHANGE", "DOCUMENT", "final_states", "newest", "same_document"]
 DOCUMENT: Final = ("vbucket", "scope", "collection", "key")
 #: The column that says what the newest change was; null if no change is left.
 CHANGE: Final = "change"
+#: A number that two documents hardly ever share; where they do, no harm is done.
+_NAME: Final = "_name"
+#: Documents with several changes of which every executor is told, in some tens of megabytes.
+_MOST_REPEATED: Final = 1_000_000
 
 
 def final_states(spark: SparkSession, log: ChangeLog, after: int) -> DataFrame:
@@ -38,8 +41,10 @@ def final_states(spark: SparkSession, log: ChangeLog, after: int) -> DataFrame:
     from pyspark.sql import functions as f
 
     new = log.rows(spark, after)
-    points = log.rollbacks(after) if after >= 0 else {}
+    points = log.rollbacks(after)
     if not points:
+        return _newest_of_many(new)
+    if after < 0:
         return newest(new)
     rolled = f.col("vbucket").isin(list(points))
     history = log.rows(spark).where(rolled)
@@ -55,6 +60,26 @@ def final_states(spark: SparkSession, log: ChangeLog, after: int) -> DataFrame:
         *(f.col(f"{'touched' if c in DOCUMENT else 'found'}.{c}") for c in found.columns)
     )
     return newest(new.where(~rolled)).unionByName(states)
+
+
+def _newest_of_many(changes: DataFrame) -> DataFrame:
+    """The same as `newest` if there is no rollback, and faster where few documents changed twice.
+
+    Then nothing is shuffled but eight bytes of each row, to find those documents.
+    """
+    from pyspark.sql import functions as f
+
+    named = changes.withColumn(_NAME, f.xxhash64(*DOCUMENT))
+    repeated = named.groupBy(_NAME).count().where("count > 1").select(_NAME)
+    count = repeated.count()
+    if count > _MOST_REPEATED:
+        return newest(changes)
+    if not count:
+        return changes.withColumnRenamed("op", CHANGE)
+    few = f.broadcast(repeated)
+    once = named.join(few, _NAME, "left_anti").withColumnRenamed("op", CHANGE)
+    several = newest(named.join(few, _NAME, "left_semi").drop(_NAME))
+    return once.drop(_NAME).unionByName(several)
 
 
 def newest(changes: DataFrame) -> DataFrame:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import ConfigError
 from ..driver import Driver
-from ..rows import ROLLBACK
+from ..fold import ROLLBACK
 from ..session import register
 from .delta import DeltaFolder
 from .places import TablePlace
