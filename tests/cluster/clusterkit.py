@@ -104,9 +104,10 @@ async def relayed(
     name: str = "relay",
     watch: Callable[[bool, bytes], None] | None = None,
     on_end: Callable[[int], None] = lambda vbucket: None,
+    kind: type[Relay] = Relay,
 ) -> AsyncIterator[Relay]:
     """A relay between two nodes."""
-    relay = await Relay.open(endpoint(source), endpoint(target), name, on_end, watch)
+    relay = await kind.open(endpoint(source), endpoint(target), name, on_end, watch)
     passing = asyncio.create_task(relay.run())
     try:
         yield relay

@@ -10,19 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from clusterkit import PATIENCE
 from talk import Talk
 
-from upriver.cluster import state
-from upriver.cluster.api import call
 from upriver.cluster.processes import Processes, cluster_process
-from upriver.cluster.starting import create, start_manager
 from upriver.consumer.source import Address, Source
 from upriver.consumer.topology import ClusterMap, vbucket_of
 from upriver.errors import ConnectionFailed, Status
+from upriver.testing import TemporaryCluster
 from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import FrameInfo
@@ -32,15 +29,11 @@ from upriver.wire.names import Feature
 PASSING = {Status.TEMPORARY_FAILURE, Status.NOT_MY_VBUCKET}
 
 
-class LocalCluster:
-    """``upriver cluster`` in a directory; everything is gone when the block ends."""
+class LocalCluster(TemporaryCluster):
+    """A cluster in a directory of the test's."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.directory = directory.resolve()
-        create(self.directory, **options)
-
-    def start(self) -> dict[str, Any]:
-        return start_manager(self.directory)
+        super().__init__(directory=directory, **{"vbuckets": 64, **options})
 
     def start_unready(self) -> None:
         """Starts the manager, and waits for nothing but that it takes commands."""
@@ -54,39 +47,6 @@ class LocalCluster:
             return True
 
         eventually(answers)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for node in self.state.nodes:
-            self.signal(node.name, signal.SIGCONT)
-        try:
-            self.run("stop")
-        except ConnectionFailed:
-            self.start()
-            self.run("stop")
-
-    def run(self, command: str, node: str = "") -> dict[str, Any]:
-        """Gives a command and waits for its result."""
-        *_, last = call(self.directory, command, node)
-        result: dict[str, Any] = last["result"]
-        return result
-
-    @property
-    def state(self) -> state.ClusterState:
-        return state.load(self.directory / "cluster.json")
-
-    @property
-    def source(self) -> str:
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.state.members)
-        return f"couchbase://{hosts}/default"
 
     def address(self, name: str) -> Source:
         return Source((Address("127.0.0.1", self.state.node(name).port),), "default")

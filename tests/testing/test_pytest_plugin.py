@@ -42,6 +42,26 @@ def test_a_network_that_breaks(upriver_behind_proxy):
         while b"last" not in seen:
             seen.add(next(changes).key)
     assert len(seen) == 101
+
+
+def test_a_cluster(upriver_cluster):
+    for number in range(20):
+        upriver_cluster.write(b"k%d" % number, b"v")
+    with Consumer(upriver_cluster.source, retry_first=0.01) as consumer:
+        changes = iter(consumer)
+        documents = {next(changes).key for _ in range(20)}
+        upriver_cluster.pause("n1")
+        upriver_cluster.fail_over("n1")
+        upriver_cluster.write(b"last", b"v")
+        while b"last" not in documents:
+            documents.add(next(changes).key)
+    assert upriver_cluster.nodes == ["n1", "n2", "n3"]
+    assert "n1" not in upriver_cluster.source
+
+
+def test_settings_of_a_cluster(upriver_clusters):
+    cluster = upriver_clusters(nodes=1, replicas=0, vbuckets=4)
+    assert cluster.status()["vbuckets"] == 4
 """
 
 
@@ -50,4 +70,4 @@ def test_fixtures_are_found_and_work(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "pytest", "-q", str(tmp_path)]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout
-    assert "4 passed" in answer.stdout
+    assert "6 passed" in answer.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 
@@ -23,6 +23,7 @@ _DATA: Final = click.option(
     help="The cluster's directory.",
 )
 _NODE: Final = click.argument("node")
+_ERASE: Final = "\r\x1b[K"
 #: What is decided when a cluster is made, and cannot be given to one that exists.
 _FIXED: Final = ("nodes", "replicas", "vbuckets", "port", "bucket", "users")
 
@@ -36,7 +37,8 @@ def cluster() -> None:
     itself. Nodes go on serving while it is away, but copies stand still.
 
     A command can be interrupted: the manager goes on with what it has begun, and the same command
-    given again waits for that and does what is left.
+    given again waits for that and does what is left. Only failover and stop wait for nobody: they
+    break off what is under way, and it has to be given again.
 
     \b
     Examples:
@@ -102,7 +104,8 @@ def start(
             port=port,
             users=users,
         )
-    status = starting.start_manager(data)
+    with _Progress() as progress:
+        status = starting.start_manager(data, progress.show)
     click.echo(f"serving {status['source']} ({status['vbuckets']} vbuckets)")
 
 
@@ -151,7 +154,8 @@ def rebalance(data: Path) -> None:
 def failover(data: Path, node: str) -> None:
     """Give up a node: its process is killed, and replicas take its place.
 
-    What the node had and its replicas had not got yet is lost.
+    What the node had and its replicas had not got yet is lost. A rebalance that is under way is
+    broken off.
     """
     _show(_run(data, "failover", node))
 
@@ -174,19 +178,43 @@ def stop(data: Path) -> None:
     _run(data, "stop")
 
 
+class _Progress:
+    """How far a command is, on stderr: one line drawn over again, or off a terminal plain lines.
+
+    What does not change is not said twice.
+    """
+
+    def __init__(self) -> None:
+        self._in_place = sys.stderr.isatty()
+        self._text = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_place and self._text:
+            click.echo(err=True)
+
+    def show(self, line: dict[str, Any]) -> None:
+        text = line.get("waiting") or f"{line['done']} of {line['total']} {line['what']}"
+        if text != self._text:
+            self._text = text
+            if self._in_place:
+                text = _ERASE + text
+            click.echo(text, err=True, nl=not self._in_place)
+
+
 def _run(data: Path, command: str, node: str = "") -> dict[str, Any]:
     """Gives a command, shows how far it is, and returns what came of it."""
     from ..cluster.api import call
 
     told: dict[str, Any] = {}
-    in_place = sys.stderr.isatty()
-    for line in call(data.resolve(), command, node):
-        if "result" in line:
-            told = line["result"]
-        else:
-            text = f"{line['done']} of {line['total']} {line['what']}"
-            last = not in_place or line["done"] == line["total"]
-            click.echo(f"\r{text}" if in_place else text, err=True, nl=last)
+    with _Progress() as progress:
+        for line in call(data.resolve(), command, node):
+            if "result" in line:
+                told = line["result"]
+            else:
+                progress.show(line)
     return told
 
 
@@ -202,6 +230,11 @@ def _show(told: dict[str, Any]) -> None:
             + (f"  {node['behind']} changes behind" if node["behind"] else "")
         )
     if told["without_active"]:
-        click.echo(f"  {told['without_active']} vbuckets have no active copy now")
+        text = f"  {told['without_active']} vbuckets have no active copy now"
+        if told["silent"]:
+            text += f": bring back {', '.join(told['silent'])}, or fail over what is lost"
+        click.echo(text)
     if told["moving"]:
         click.echo(f"  {len(told['moving'])} vbuckets are moving")
+    if told["under_way"]:
+        click.echo(f"  under way: {told['under_way']}")

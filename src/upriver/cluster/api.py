@@ -1,10 +1,13 @@
 """How commands reach the manager: lines of JSON on a loopback socket.
 
     -> {"token": ..., "command": "rebalance", "node": ""}
-    <- {"done": 3, "total": 12, "what": "vbuckets moved"}       any number of these
+    <- {"waiting": "waiting for the rebalance to end"}          any number of these three
+    <- {"done": 3, "total": 12, "what": "vbuckets moved"}
+    <- {}                                                       only to say: still at it
     <- {"result": {...}}   or   {"error": "..."}                the last line
 
-Where it listens, and the word that lets one in, is in a file that only the owner can read.
+A manager that says nothing for long is stopped, and whoever asked is told so. Where it listens,
+and the word that lets one in, is in a file that only the owner can read.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, ConnectionFailed, UpriverError
+from .turns import Audience
 
 __all__ = ["ApiServer", "call"]
 
@@ -30,11 +34,37 @@ _HOST: Final = "127.0.0.1"
 #: A command is a few words.
 _MAX_LINE: Final = 64 * 1024
 _FILE: Final = "manager.json"
-#: Seconds to be answered at all; then the manager works for as long as it needs.
+_MANAGER: Final = "the manager"
+#: Seconds for a connection, and for the command on it.
 _CONNECT_SECONDS: Final = 5.0
+#: Seconds between two signs of life during a command, and without any until it is given up.
+_SIGN_SECONDS: Final = 2.0
+_SILENCE_SECONDS: Final = 30.0
 
-#: Runs a command for a node; reports how much of how much of what is done.
-Handler = Callable[[str, str, Callable[[int, int, str], None]], Awaitable[dict[str, Any]]]
+#: Runs a command for a node, and tells whoever asked how far it is.
+Handler = Callable[[str, str, Audience], Awaitable[dict[str, Any]]]
+
+
+class _Listener:
+    """Who gave a command on a connection; nothing is said to those who are gone."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def say(self, line: dict[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(line).encode() + b"\n")
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        self.say({"done": done, "total": total, "what": what})
+
+    def waits(self, why: str) -> None:
+        self.say({"waiting": why})
+
+    async def signs(self) -> None:
+        while True:
+            await asyncio.sleep(_SIGN_SECONDS)
+            self.say({})
 
 
 class ApiServer:
@@ -63,25 +93,22 @@ class ApiServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(line: dict[str, Any]) -> None:
-            writer.write(json.dumps(line).encode() + b"\n")
-
+        listener = _Listener(writer)
+        signs = asyncio.create_task(listener.signs())
         try:
-            command, node = self._understood(await reader.readline())
-            result = await self._handler(
-                command,
-                node,
-                lambda done, total, what: say({"done": done, "total": total, "what": what}),
-            )
-            say({"result": result})
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                line = await reader.readline()
+            result = await self._handler(*self._understood(line), listener)
+            listener.say({"result": result})
         except (UpriverError, TimeoutError) as problem:
-            say({"error": str(problem) or "it took too long; see the manager's log"})
+            listener.say({"error": str(problem) or "it took too long; see the manager's log"})
         except (ValueError, OSError):
             pass  # nobody who knows the way speaks like this, or they are gone
         except Exception:  # a fault of ours: whoever asked must not take it for an end
             logger.exception("a command failed")
-            say({"error": "the manager failed; see its log"})
+            listener.say({"error": "the manager failed; see its log"})
         finally:
+            signs.cancel()
             writer.close()
 
     def _understood(self, line: bytes) -> tuple[str, str]:
@@ -102,32 +129,38 @@ def call(directory: Path, command: str, node: str = "") -> Iterator[dict[str, An
     try:
         where = json.loads((directory / _FILE).read_text())
         address = (_HOST, int(where["port"]))
-        token = str(where["token"])
+        token, pid = str(where["token"]), int(where["pid"])
     except OSError:
         raise _no_manager(directory) from None
     except (ValueError, KeyError, TypeError) as problem:
         raise ConfigError(f"{directory / _FILE} cannot be read: {problem!r}") from None
     try:
         with socket.create_connection(address, timeout=_CONNECT_SECONDS) as connection:
-            connection.settimeout(None)
+            connection.settimeout(_SILENCE_SECONDS)
             request = {"token": token, "command": command, "node": node}
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 for line in lines:
                     told: dict[str, Any] = json.loads(line)
+                    if not told:
+                        continue
                     if "error" in told:
                         raise ConfigError(told["error"])
                     yield told
                     if "result" in told:
                         return
+    except TimeoutError:
+        raise ConfigError(
+            f"the manager does not answer: continue its process {pid}, or kill it and start it anew"
+        ) from None
     except OSError:
         raise _no_manager(directory) from None
     raise ConnectionFailed(
-        "ended in the middle of a command", "start it again, and repeat the command", where="it"
+        "ended in the middle of a command", "start it again, and repeat it", where=_MANAGER
     )
 
 
 def _no_manager(directory: Path) -> ConnectionFailed:
     return ConnectionFailed(
-        "is not running", f"start it: upriver cluster start --data {directory}", where="the manager"
+        "is not running", f"start it: upriver cluster start --data {directory}", where=_MANAGER
     )

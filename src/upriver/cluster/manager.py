@@ -15,35 +15,33 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..consumer.access import Access
 from ..consumer.source import Address
-from ..errors import ConfigError, ConnectionFailed, UpriverError
+from ..errors import ConfigError, UpriverError
 from ..model import VBucketState
-from . import janitor, plan, state
+from . import heirs, janitor, plan, state
 from .moving import Moving
 from .node_link import Copy, NodeLink
 from .plan import Row
 from .processes import Processes
 from .replicator import Replicator
 from .state import MAX_NODES, ClusterState, NodeEntry
+from .turns import Audience, Turn, Turns
 from .wires import Endpoint
 
-__all__ = ["Manager", "Report", "free_port"]
+__all__ = ["Manager", "free_port"]
 
 logger = logging.getLogger("upriver.cluster")
 
 #: Seconds between two looks at the nodes when nothing happens.
 _INTERVAL: Final = 0.5
-#: Seconds for a node to come up, or to go down.
+#: Seconds without any progress after which a command gives up.
 _PATIENCE: Final = 60.0
-
-#: Told how far a command is: how much of how much, and of what.
-Report = Callable[[int, int, str], None]
 
 
 def free_port(host: str) -> int:
@@ -62,7 +60,9 @@ class Manager:
         self._access = access
         self._state = state.load(self._path)
         self._links: dict[str, NodeLink] = {}
+        #: What the nodes have that answered in the last round, and what any had when it last did.
         self._facts: dict[str, dict[int, Copy]] = {}
+        self._last_seen: dict[str, dict[int, Copy]] = {}
         self._replicators: dict[tuple[str, str], Replicator] = {}
         #: Further copies of vbuckets, for the time of a move.
         self._extra: dict[int, set[str]] = {}
@@ -70,7 +70,9 @@ class Manager:
         self._busy: set[int] = set()
         #: Those of which something changed since the nodes were last asked.
         self._touched: set[int] = set()
-        self._command = asyncio.Lock()
+        self._turns = Turns()
+        #: Nodes that must not be started again: they are being failed over.
+        self._given_up: set[str] = set()
         self._woken = asyncio.Event()
         self._round_done = asyncio.Condition()
         self._rounds = 0
@@ -95,11 +97,15 @@ class Manager:
         for link in self._links.values():
             link.close()
 
-    async def stop(self) -> None:
+    async def stop(self, audience: Audience) -> None:
         """Stops the nodes, and itself."""
-        async with self._command:
+        async with self._turns.take("stop", audience, urgent=True) as turn:
             await self.close()
-            await asyncio.gather(*map(self._processes.stop, self._state.nodes))
+            stopping = [asyncio.create_task(self._processes.stop(n)) for n in self._state.nodes]
+            for done, stopped in enumerate(asyncio.as_completed(stopping)):
+                turn.report(done, len(stopping), "nodes stopped")
+                await stopped
+            turn.report(len(stopping), len(stopping), "nodes stopped")
 
     async def _stop_replicators(self) -> None:
         for replicator in self._replicators.values():
@@ -142,7 +148,8 @@ class Manager:
         members = self._state.members
         self._touched.clear()
         for node in members:
-            self._processes.ensure(self._state, node)
+            if node.name not in self._given_up:
+                self._ensure(node)
         names = [node.name for node in members]
         for name in set(self._links) - set(names):
             self._links.pop(name).close()
@@ -150,6 +157,7 @@ class Manager:
         self._facts = {
             name: told for name, told in zip(names, answers, strict=True) if told is not None
         }
+        self._last_seen |= self._facts
         await self._share_manifest()
         found = janitor.orders(
             self._state.rows,
@@ -167,6 +175,13 @@ class Manager:
             {name for name in self._facts if name not in found.doubtful} & set(self._links)
         )
         await self._replicate(names)
+
+    def _ensure(self, node: NodeEntry) -> None:
+        """Starts a node unless it runs; the others do not suffer if that cannot be."""
+        try:
+            self._processes.ensure(self._state, node)
+        except OSError as problem:
+            logger.warning("%s cannot be started: %s", node.name, problem)
 
     async def _look_at(self, node: NodeEntry) -> dict[int, Copy] | None:
         link = self._links.setdefault(node.name, NodeLink(self.endpoint(node.name)))
@@ -262,160 +277,171 @@ class Manager:
 
     # ---- commands ------------------------------------------------------------------------
 
-    async def ready(self) -> None:
+    async def ready(self, audience: Audience) -> None:
         """Returns when every vbucket has its active copy, and every node its map."""
-        async with asyncio.timeout(_PATIENCE):
-            while not self._is_ready():
-                await self.looked()
+        await self._until(Turn("start", audience), self._ready_so_far, "nodes and vbuckets ready")
 
-    def _is_ready(self) -> bool:
-        for node in self._state.members:
-            link = self._links.get(node.name)
-            if link is None or not link.connected or link.rev != self._state.rev:
-                return False
-        return all(
-            self._is_active(vbucket, row[0])
-            for vbucket, row in enumerate(self._state.rows)
-            if row[0] is not None
-        )
+    def _ready_so_far(self) -> tuple[int, int]:
+        told = [
+            link is not None and link.connected and link.rev == self._state.rev
+            for link in (self._links.get(node.name) for node in self._state.members)
+        ]
+        held = [row[0] is not None for row in self._state.rows]
+        there = len(held) - self._without_active()
+        return sum(told) + there, len(told) + sum(held)
 
-    async def rebalance(self, report: Report) -> None:
+    async def _until(self, turn: Turn, so_far: Callable[[], tuple[int, int]], what: str) -> None:
+        """Looks until all of something is there; gives up when it does not become more."""
+        loop = asyncio.get_running_loop()
+        most, deadline = -1, loop.time() + _PATIENCE
+        while True:
+            done, total = so_far()
+            turn.report(done, total, what)
+            if done >= total:
+                return
+            turn.check()
+            if done > most:
+                most, deadline = done, loop.time() + _PATIENCE
+            elif loop.time() > deadline:
+                raise ConfigError(f"only {done} of {total} {what}: {self._what_is_wrong()}")
+            await self.looked()
+
+    def _what_is_wrong(self) -> str:
+        silent = self._silent()
+        if not silent:
+            return f"see {self._path.with_name('manager.log')}, and give the command again"
+        first = self._processes.log(self._state.node(silent[0]))
+        return f"{_do_not_answer(silent)}; see {first}, and fail over what does not come back"
+
+    def _silent(self) -> list[str]:
+        """The members that do not answer."""
+        return [node.name for node in self._state.members if node.name not in self._facts]
+
+    async def _looked_once(self) -> None:
+        """A manager that has just begun knows of nobody."""
+        if not self._rounds:
+            await self.looked()
+
+    async def rebalance(self, audience: Audience) -> None:
         """Spreads the vbuckets over the nodes that stay."""
-        async with self._command:
-            await self._rebalance(report)
+        async with self._turns.take("rebalance", audience) as turn:
+            await self._rebalance(turn)
 
-    async def _rebalance(self, report: Report) -> None:
-        down = [node.name for node in self._state.members if node.name not in self._facts]
-        if down:
-            raise ConfigError(f"{', '.join(down)} does not answer: fail it over, or wait for it")
+    async def _rebalance(self, turn: Turn) -> None:
+        await self._looked_once()
+        silent = self._silent()
+        if silent:
+            raise ConfigError(f"{_do_not_answer(silent)}: fail over what is lost, or wait for it")
         staying = [node.name for node in self._state.members if not node.leaving]
         target = plan.balanced(self._state.rows, staying)
-        await Moving(self, report).run(self._state.rows, target)
+        try:
+            await Moving(self, turn).run(self._state.rows, target)
+        except UpriverError:
+            turn.check()
+            raise
 
-    async def failover(self, name: str, report: Report) -> None:
+    async def failover(self, name: str, audience: Audience) -> None:
         """Gives up a node: its process is ended for good, and replicas take its place."""
-        async with self._command:
+        self._refuse_if_only_copy(self._state.node(name), {})
+        async with self._turns.take(f"failover of {name}", audience, urgent=True) as turn:
+            await self._looked_once()
             node = self._state.node(name)
-            if not self._rounds:
-                await self.looked()  # a manager that has just begun knows of nobody
-            if not node.failed:
-                for vbucket, row in enumerate(self._state.rows):
-                    if plan.without(row, name)[0] is None and name in row:
-                        raise ConfigError(
-                            f"{name} has the only copy of vbucket {vbucket}: bring it back instead"
-                        )
+            rows = self._state.rows
+            if node.failed:  # but maybe not everything was done that follows from it
+                await self._promote(turn, range(len(rows)))
+                return
+            turn.waits("asking the other nodes what they have")
+            self._refuse_if_only_copy(node, await heirs.copies_at(self._links_without(name)))
+            self._given_up.add(name)
+            try:
                 self._processes.kill(node)
                 await self._processes.gone(node)
-                rows = await self._heirs(name)
-                failed = replace(node, failed=True, leaving=False)
+                left = await heirs.inherited_rows(rows, name, self._links_without(name))
                 self._touched.update(range(len(rows)))
-                self._keep(self._state.with_rows(rows).with_node(failed))
-            await self._promote(report)
+                failed = replace(node, failed=True, leaving=False)
+                self._keep(self._state.with_rows(left).with_node(failed))
+            finally:
+                self._given_up.discard(name)
+            # those of others are not its business: they may be active elsewhere
+            await self._promote(turn, [vb for vb, row in enumerate(rows) if row[0] == name])
 
-    async def _heirs(self, name: str) -> tuple[Row, ...]:
-        """The rows without a node that is gone: the best of the other copies takes its place."""
-        copies: dict[str, dict[int, Copy]] = {}
-        for node in self._state.members:
-            if node.name != name and node.name in self._links:
-                with contextlib.suppress(UpriverError):
-                    copies[node.name] = await self._links[node.name].copies()
-        rows = []
-        for vbucket, row in enumerate(self._state.rows):
-            heir = None
-            if row[0] == name:
-                candidates = {
-                    node: told[vbucket]
-                    for node, told in copies.items()
-                    if vbucket in told and (node in row or node in self._extra.get(vbucket, ()))
-                }
-                heir = await self._best(vbucket, candidates)
-            rows.append(_inherited(row, name, heir))
-        return tuple(rows)
+    def _refuse_if_only_copy(self, node: NodeEntry, copies: heirs.Copies) -> None:
+        if not node.failed:
+            had = self._last_seen.get(node.name, {})
+            heirs.refuse_if_only_copy(self._state.rows, node.name, had, copies)
 
-    async def _best(self, vbucket: int, candidates: dict[str, Copy]) -> str | None:
-        """The copy with most: the latest branch counts first, then how far it has come on it."""
-        if len(candidates) < 2:
-            return next(iter(candidates), None)
-        logs = {node: await self._links[node].branches(vbucket) for node in candidates}
+    def _links_without(self, name: str) -> dict[str, NodeLink]:
+        members = {node.name for node in self._state.members} - {name}
+        return {other: link for other, link in self._links.items() if other in members}
 
-        def worth(node: str) -> tuple[int, int]:
-            later_than = sum(other[0] in logs[node] for other in logs.values())
-            return later_than, candidates[node].seqno
-
-        return max(candidates, key=worth)
-
-    async def _promote(self, report: Report) -> None:
+    async def _promote(self, turn: Turn, vbuckets: Iterable[int]) -> None:
         """Makes active what the rows say, without asking who else might be: that was decided."""
+        rows = self._state.rows
         wanted = [
-            (vbucket, row[0])
-            for vbucket, row in enumerate(self._state.rows)
-            if row[0] is not None and not self._is_active(vbucket, row[0])
+            (vbucket, node)
+            for vbucket in vbuckets
+            if (node := rows[vbucket][0]) is not None and not self._is_active(vbucket, node)
         ]
         for done, (vbucket, node) in enumerate(wanted):
-            report(done, len(wanted), "vbuckets promoted")
+            turn.report(done, len(wanted), "vbuckets promoted")
             link = self._links.get(node)
             if link is not None:
-                with contextlib.suppress(ConnectionFailed):  # it is tried again when it is back
+                with contextlib.suppress(UpriverError):  # it is tried again when it is back
                     await link.set_state(vbucket, VBucketState.ACTIVE)
         await self._renew_maps()
         await self.looked()
-        report(len(wanted), len(wanted), "vbuckets promoted")
+        done = sum(self._is_active(vbucket, node) for vbucket, node in wanted)
+        turn.report(done, len(wanted), "vbuckets promoted")
 
     def _is_active(self, vbucket: int, node: str | None) -> bool:
         copy = self._facts.get(node or "", {}).get(vbucket)
         return copy is not None and copy.state is VBucketState.ACTIVE
 
-    async def recover(self, name: str, report: Report) -> None:
+    async def recover(self, name: str, audience: Audience) -> None:
         """Brings back a node that was failed over: what it has that nobody else has is lost."""
-        async with self._command:
+        self._state.node(name)
+        async with self._turns.take(f"recovery of {name}", audience) as turn:
             node = self._state.node(name)
             if node.failed:
                 rows = tuple(_refilled(row, name) for row in self._state.rows)
                 back = replace(node, failed=False)
                 self._touched.update(range(len(rows)))
                 self._keep(self._state.with_node(back).with_rows(rows))
-            async with asyncio.timeout(_PATIENCE):
-                while not await self._has_caught_up(name, report):
-                    await self.looked()
+            await self._until(turn, lambda: (int(name in self._facts), 1), "nodes recovered")
+            await self._until(turn, lambda: self._recovered(name), "vbuckets recovered")
 
-    async def _has_caught_up(self, name: str, report: Report) -> bool:
-        mine = [vbucket for vbucket, row in enumerate(self._state.rows) if name in row[1:]]
-        there = [
-            vbucket
-            for vbucket in mine
-            if any(
-                vbucket in replicator.flowing
-                for (_, target), replicator in self._replicators.items()
-                if target == name
-            )
-        ]
-        report(len(there), len(mine), "vbuckets recovered")
-        return name in self._facts and len(there) == len(mine)
+    def _recovered(self, name: str) -> tuple[int, int]:
+        """How many copies a node has that are being kept up to date, and how many it shall have."""
+        mine = {vbucket for vbucket, row in enumerate(self._state.rows) if name in row[1:]}
+        flowing: set[int] = set()
+        for (_, target), replicator in self._replicators.items():
+            if target == name:
+                flowing |= replicator.flowing
+        return len(mine & flowing), len(mine)
 
-    async def add_node(self) -> NodeEntry:
+    async def add_node(self, audience: Audience) -> NodeEntry:
         """Starts another node, which has nothing until the cluster is rebalanced."""
-        async with self._command:
+        async with self._turns.take("adding of a node", audience) as turn:
             if len(self._state.nodes) >= MAX_NODES:
                 raise ConfigError(f"a cluster has up to {MAX_NODES} nodes")
             numbers = {int(node.name.removeprefix("n")) for node in self._state.nodes}
             name = f"n{max(numbers) + 1}"
             entry = NodeEntry(name, free_port(self._state.host))
             self._keep(self._state.with_node(entry))
-            async with asyncio.timeout(_PATIENCE):
-                while name not in self._facts:
-                    await self.looked()
+            await self._until(turn, lambda: (int(name in self._facts), 1), "nodes added")
             return entry
 
-    async def remove_node(self, name: str, report: Report) -> None:
+    async def remove_node(self, name: str, audience: Audience) -> None:
         """Moves everything away from a node, and stops it."""
-        async with self._command:
+        self._state.node(name)
+        async with self._turns.take(f"removal of {name}", audience) as turn:
             node = self._state.node(name)
             if not node.failed:
                 staying = [other for other in self._state.members if other.name != name]
                 if not [other for other in staying if not other.leaving]:
                     raise ConfigError(f"{name} is the last node: stop the cluster instead")
                 self._keep(self._state.with_node(replace(node, leaving=True)))
-                await self._rebalance(report)
+                await self._rebalance(turn)
             self._keep(self._state.without_node(name))
             await self.looked()
             await self._processes.stop(node)
@@ -430,7 +456,9 @@ class Manager:
             "rev": self._state.rev,
             "nodes": [self._node_status(node) for node in self._state.nodes],
             "without_active": self._without_active(),
+            "silent": self._silent(),
             "moving": sorted(self._busy | set(self._extra)),
+            "under_way": self._turns.under_way,
         }
 
     @property
@@ -468,13 +496,8 @@ class Manager:
         )
 
 
-def _inherited(row: Row, lost: str, heir: str | None) -> Row:
-    """A row without a node, and with another's copy as the active one if there is an heir."""
-    left = plan.without(row, lost)
-    if heir is None:
-        return left
-    others = [node for node in left if node is not None and node != heir]
-    return (heir, *others, *(None,) * len(row))[: len(row)]
+def _do_not_answer(nodes: list[str]) -> str:
+    return f"{', '.join(nodes)} {'does' if len(nodes) == 1 else 'do'} not answer"
 
 
 def _refilled(row: Row, name: str) -> Row:

@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from . import secret
 from .api import ApiServer
 from .manager import Manager
 from .processes import Processes
+from .turns import Audience
 
 __all__ = ["main"]
 
@@ -51,13 +51,12 @@ async def _manage(directory: Path) -> None:
         loop.add_signal_handler(number, stopped.set)
     await manager.start()
 
-    async def obey(
-        command: str, node: str, report: Callable[[int, int, str], None]
-    ) -> dict[str, Any]:
-        result = await _obey(manager, command, node, report)
-        if command == "stop":
-            stopped.set()
-        return result
+    async def obey(command: str, node: str, audience: Audience) -> dict[str, Any]:
+        try:
+            return await _obey(manager, command, node, audience)
+        finally:
+            if command == "stop":
+                stopped.set()
 
     api = ApiServer(directory, obey)
     await api.start()
@@ -66,28 +65,26 @@ async def _manage(directory: Path) -> None:
     await manager.close()
 
 
-async def _obey(
-    manager: Manager, command: str, node: str, report: Callable[[int, int, str], None]
-) -> dict[str, Any]:
+async def _obey(manager: Manager, command: str, node: str, audience: Audience) -> dict[str, Any]:
     match command:
         case "ready":
-            await manager.ready()
+            await manager.ready(audience)
         case "status":
             return manager.status()
         case "rebalance":
-            await manager.rebalance(report)
+            await manager.rebalance(audience)
         case "failover":
-            await manager.failover(node, report)
+            await manager.failover(node, audience)
         case "recover":
-            await manager.recover(node, report)
+            await manager.recover(node, audience)
         case "add-node":
-            added = await manager.add_node()
+            added = await manager.add_node(audience)
             await manager.looked()
             return {**manager.status(), "added": added.name}
         case "remove-node":
-            await manager.remove_node(node, report)
+            await manager.remove_node(node, audience)
         case "stop":
-            await manager.stop()
+            await manager.stop(audience)
             return manager.status()
         case _:
             raise ConfigError(f"the manager knows no command {command!r}")

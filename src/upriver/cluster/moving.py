@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from ..wire.names import StreamFlag
 from .node_link import Copy, NodeLink
 from .plan import Row
 from .relay import Relay
+from .turns import Turn
 from .wires import Endpoint
 
 __all__ = ["Moving"]
@@ -50,21 +51,24 @@ class Cluster(Protocol):
 
 
 class Moving:
-    """One plan being carried out. ``report`` is told how many vbuckets are where they shall be."""
+    """One plan being carried out. Its turn is told how many vbuckets are where they shall be."""
 
-    def __init__(self, cluster: Cluster, report: Callable[[int, int, str], None]) -> None:
+    def __init__(self, cluster: Cluster, turn: Turn) -> None:
         self._cluster = cluster
-        self._report = report
+        self._turn = turn
         self._moved = 0
 
     async def run(self, rows: tuple[Row, ...], target: tuple[Row, ...]) -> None:
-        """Moves what is elsewhere; the first failure is raised when the others are through."""
+        """Moves what is elsewhere; the first failure is raised when the others are through.
+
+        What was not begun when the turn is broken off is left.
+        """
         moves = [
             vbucket
             for vbucket, (now, then) in enumerate(zip(rows, target, strict=True))
             if now != then
         ]
-        self._report(0, len(moves), "vbuckets moved")
+        self._turn.report(0, len(moves), "vbuckets moved")
         places = asyncio.Semaphore(_AT_ONCE)
         failed: list[UpriverError] = []
 
@@ -73,12 +77,13 @@ class Moving:
                 if failed:
                     return
                 try:
+                    self._turn.check()
                     await self._move(vbucket, rows[vbucket], target[vbucket])
                 except UpriverError as problem:
                     failed.append(problem)
                     return
                 self._moved += 1
-                self._report(self._moved, len(moves), "vbuckets moved")
+                self._turn.report(self._moved, len(moves), "vbuckets moved")
 
         await asyncio.gather(*map(move, moves))
         if failed:
@@ -123,6 +128,7 @@ class Moving:
                     "see the logs of the nodes, and rebalance again",
                     where=source,
                 )
+            self._turn.check()
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _copy(self, node: str, vbucket: int) -> Copy:
@@ -134,19 +140,34 @@ class Moving:
     async def _take_over(self, vbucket: int, source: str, target: str) -> None:
         for left in reversed(range(_TRIES)):
             try:
-                await self._try(vbucket, source, target)
+                await self._unless_broken_off(self._try(vbucket, source, target))
             except UpriverError as problem:
                 if (await self._copy(target, vbucket)).state is VBucketState.ACTIVE:
                     return  # only the word of it was lost
                 # in this order: there must never be two
                 await self._cluster.link(target).set_state(vbucket, VBucketState.REPLICA)
                 await self._cluster.link(source).set_state(vbucket, VBucketState.ACTIVE)
+                self._turn.check()
                 if not left:
                     raise
                 logger.info("vbucket %d from %s to %s: %s", vbucket, source, target, problem)
                 await asyncio.sleep(_POLL_SECONDS)
             else:
                 return
+
+    async def _unless_broken_off(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does what may take long, for as long as nobody has something urgent."""
+        doing = asyncio.create_task(work)
+        broken_off = asyncio.create_task(self._turn.broken_off.wait())
+        try:
+            await asyncio.wait({doing, broken_off}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self._turn.check()
+            await doing
+        finally:
+            doing.cancel()
+            broken_off.cancel()
+            await asyncio.gather(doing, broken_off, return_exceptions=True)
 
     async def _try(self, vbucket: int, source: str, target: str) -> None:
         cluster = self._cluster

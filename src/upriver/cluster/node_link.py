@@ -74,7 +74,9 @@ class NodeLink:
 
     async def _ask(self, request: m.Request) -> m.Response:
         if self._connection is None:
-            raise ConnectionFailed("is not connected", "is the node running?")
+            raise ConnectionFailed(
+                "does not answer", "is the node running?", where=self._endpoint.name
+            )
         try:
             answer = await self._connection.ask(request)
         except ConnectionFailed:

@@ -40,8 +40,6 @@ def main() -> None:
         port=chosen.port,
         users=chosen.users,
         managed=True,
-        # it would empty one node's part of the bucket
-        flush_allowed=False,
         takeover_time=_TAKEOVER_TIME,
     )
     producer = Producer(

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..errors import ConfigError
 from .state import ClusterState, NodeEntry
 
-__all__ = ["Processes", "cluster_process"]
+__all__ = ["Processes", "cluster_process", "reap"]
 
 _PID_FILE: Final = "node.pid"
 _LOG_FILE: Final = "node.log"
@@ -39,12 +40,19 @@ def cluster_process(module: str, directory: Path, log: Path, *arguments: str) ->
         )
     # It is not waited for: whoever starts it may be gone when it ends. Until then, as our child,
     # it would stay as a zombie, which `_is_running` takes for ended.
-    _children.append(process)
+    _children.append((directory, process))
     return process.pid
 
 
-#: Kept so that they are reaped.
-_children: list[subprocess.Popen[bytes]] = []
+#: Kept so that they are reaped, with their directories.
+_children: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+
+def reap(directory: Path) -> None:
+    """Waits for what we started in a directory, and what is ending."""
+    for child in [child for child in _children if child[0] == directory]:
+        child[1].wait()
+        _children.remove(child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,9 @@ class Processes:
 
     def data(self, node: NodeEntry) -> Path:
         return self.directory / "nodes" / node.name
+
+    def log(self, node: NodeEntry) -> Path:
+        return self.data(node) / _LOG_FILE
 
     def is_running(self, node: NodeEntry) -> bool:
         return self._pid(node) is not None
@@ -72,7 +83,7 @@ class Processes:
         ]
         if self.users is not None:
             arguments += ["--users", str(self.users)]
-        pid = cluster_process("node_process", data, data / _LOG_FILE, *arguments)
+        pid = cluster_process("node_process", data, self.log(node), *arguments)
         (data / _PID_FILE).write_text(str(pid))
 
     def kill(self, node: NodeEntry) -> None:
@@ -84,16 +95,21 @@ class Processes:
         self.send(node, signal.SIGTERM)
         self.send(node, signal.SIGCONT)  # one that was stopped hears nothing else
         try:
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await self.gone(node)
-        except TimeoutError:
+            await self.gone(node)
+        except ConfigError:
             self.kill(node)
             await self.gone(node)
 
     async def gone(self, node: NodeEntry) -> None:
         """Returns when a node's process has ended."""
-        while self.is_running(node):
-            await asyncio.sleep(_POLL_SECONDS)
+        try:
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                while self.is_running(node):
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise ConfigError(
+                f"process {self._pid(node)} of {node.name} does not end: end it, and try again"
+            ) from None
 
     def send(self, node: NodeEntry, number: signal.Signals) -> None:
         """Sends a signal to a node, if it runs."""
@@ -104,7 +120,7 @@ class Processes:
 
     def _pid(self, node: NodeEntry) -> int | None:
         """The number of a node's process if it runs."""
-        for child in _children:
+        for _, child in _children:
             child.poll()
         data = self.data(node)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,18 +67,23 @@ def create(
     state.save(made, directory / _STATE)
 
 
-def start_manager(directory: Path) -> dict[str, Any]:
-    """Starts the manager of a cluster unless it runs; returns the status once all is ready."""
+def start_manager(
+    directory: Path, watch: Callable[[dict[str, Any]], None] = lambda line: None
+) -> dict[str, Any]:
+    """Starts the manager of a cluster unless it runs; returns the status once all is ready.
+
+    ``watch`` sees what the manager says until then.
+    """
     directory = directory.resolve()
     try:
-        return _ready(directory)
+        return _ready(directory, watch)
     except ConnectionFailed:
         pass  # so there is none
     pid = cluster_process("manager_process", directory, directory / _LOG)
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            return _ready(directory)
+            return _ready(directory, watch)
         except ConnectionFailed:
             ended = os.waitpid(pid, os.WNOHANG)[0] == pid
             if ended or time.monotonic() > deadline:
@@ -86,8 +92,11 @@ def start_manager(directory: Path) -> dict[str, Any]:
             time.sleep(_POLL_SECONDS)
 
 
-def _ready(directory: Path) -> dict[str, Any]:
+def _ready(directory: Path, watch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for line in call(directory, "ready"):
-        result = line.get("result", result)
+        if "result" in line:
+            result = line["result"]
+        else:
+            watch(line)
     return result

@@ -121,7 +121,7 @@ class ReplicaWriter:
                 self._roll_back(event.vbucket, event.to.seqno)
             elif isinstance(event, Flushed):
                 self._snapshots.pop(event.vbucket, None)
-                self._bucket.rollback(event.vbucket, 0)
+                self._bucket.flush_copy(event.vbucket)
             else:
                 self._set_state(event, takeovers)
         except StoreRefusal as refusal:

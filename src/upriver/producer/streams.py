@@ -7,7 +7,8 @@
 
 A stream holds one chunk of packets and at most one frozen view of the store, however slow its
 reader is. It ends by itself when its vbucket is no longer what it was: another state, or another
-branch of history. It knows no socket: a connection takes what the flow-control window lets through.
+branch of history, which after a flush has nothing in common with the one before. It knows no
+socket: a connection takes what the flow-control window lets through.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class ActiveStream:
         self.messages_sent = 0
         self.bytes_sent = 0
         self._bucket = bucket
-        self._branch = bucket.failover_log(vbucket).newest.vbuuid
+        #: The history that the stream was opened under, newest branch first.
+        self._branches = tuple(entry.vbuuid for entry in bucket.failover_log(vbucket))
         self._state_served = bucket.state(vbucket)
         self._accepted = accepted
         self._output = output
@@ -179,9 +181,12 @@ class ActiveStream:
     def _step(self) -> bytes | None:
         """Some packets, none if there were only changes for others, None if all is done."""
         stats = self._bucket.vbucket_stats(self.vbucket)
-        same = stats.state is self._state_served and stats.vbuuid == self._branch
-        if not same and not self.is_takeover and self.state is not StreamState.DEAD:
-            return self._end(StreamEndReason.STATE_CHANGED)
+        same_history = stats.vbuuid == self._branches[0]
+        # a takeover changes the state by itself, and nobody changes the history meanwhile
+        same_state = stats.state is self._state_served or self.is_takeover
+        if not (same_history and same_state) and self.state is not StreamState.DEAD:
+            flushed = b"" if same_history else self._told_of_flush()
+            return flushed + self._end(StreamEndReason.STATE_CHANGED)
         if self._backfill is not None:
             return self._go_on(self._backfill)
         if self.state in (StreamState.TAKEOVER_WAIT, StreamState.DEAD):
@@ -193,6 +198,11 @@ class ActiveStream:
         if stats.high_seqno > self.position:
             return self._begin(stats.purge_seqno)
         return self._caught_up()
+
+    def _told_of_flush(self) -> bytes:
+        """The message for readers who share no history with the vbucket any more."""
+        left = {entry.vbuuid for entry in self._bucket.failover_log(self.vbucket)}
+        return b"" if left.intersection(self._branches) else self._output.flushed()
 
     def _is_excused(self, purge_seqno: int) -> bool:
         """Whether a reader may go on from before the purge seqno.

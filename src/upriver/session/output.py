@@ -5,9 +5,14 @@ stored bytes with its opaque written in; what anybody else must not or cannot se
 each frame that has it, and only those frames are made anew. The order of messages around the
 changes is the draft's own:
 
-    002, 000   Stream Start, { Snapshot Start, changes, Snapshot End }*, Stream End
-    001        { Snapshot Marker, changes }*, Stream End
+    002        Stream Start, { Snapshot Start, changes, Snapshot End }*, Stream End
+    000        Stream Start, { Snapshot Start, changes, Snapshot End }*, Flush?, Stream End
+    001        { Snapshot Marker, changes }*, Flush?, Stream End
     DCP        { Snapshot Marker with its seqnos, changes, Seqno Advanced? }*, Stream End
+
+A Flush has no room for a seqno or a name. What follows it is another history that begins at
+seqno 0, and seqnos only rise inside a stream: so the stream ends behind it, and whoever asks again
+is told the new name.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from ..wire import canonical, values
 from ..wire import messages as m
 from ..wire.canonical import CanonicalChange
 from ..wire.columns import patch_opaque
-from ..wire.dialects import Dcp, Dialect, Draft001
+from ..wire.dialects import Dcp, Dialect, Draft001, Draft002
 from ..wire.frameinfo import FrameInfo, StreamId
 from ..wire.header import HEADER_SIZE, REQUEST
 from ..wire.names import MarkerFlag, OpenFlag, OsoFlag
@@ -203,6 +208,16 @@ class StreamOutput:
     def out_of_order(self, flags: OsoFlag) -> bytes:
         """An edge of a snapshot whose changes come in any order."""
         return self._encode(m.OsoSnapshot(vbucket=self._vbucket, flags=flags))
+
+    def flushed(self) -> bytes:
+        """Tells the consumer to delete all of its data, in the drafts that can say so.
+
+        Today's servers number the message and refuse it, so there only the new name of the
+        history tells, to whoever asks for the stream again.
+        """
+        if self._modern or isinstance(self._dialect, Draft002):
+            return b""
+        return self._encode(m.FlushStream(vbucket=self._vbucket))
 
     def ending(self, reason: StreamEndReason) -> bytes:
         """The stream's last message. What a dialect cannot say becomes the nearest it can."""

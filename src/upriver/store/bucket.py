@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from ..errors import Status, StoreClosed, StoreDamaged, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
@@ -27,9 +28,11 @@ from .manifest import Collection, Manifest, Scope, events_between
 from .reader import Backfill
 from .settings import BucketSettings, Durability
 from .threads import GroupWriter, Ticker
-from .vbucket import Standing, VBucket, VBucketStats, collection_highs, new_vbuuid
+from .vbucket import VBucket, VBucketStats, collection_highs, new_vbuuid
 
 __all__ = ["Bucket", "BucketStats"]
+
+_COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +241,7 @@ class Bucket:
         if not len(trusted):
             raise StoreRefusal(Status.INVALID, "a failover log names at least one branch")
         with self._core.change() as group:
-            group.require(vbucket, VBucketState.REPLICA, VBucketState.PENDING)
+            group.require(vbucket, *_COPIES)
             group.change_standing(vbucket, failover=trusted)
 
     def consistent_until(self, vbucket: int, seqno: int) -> int:
@@ -328,21 +331,38 @@ class Bucket:
 
     # ---- the whole bucket ----------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self, *, copies: bool = True) -> None:
         """Takes every document out, as one group.
 
         Every vbucket begins again at seqno 0 under a new name, so that any reader that had
         something is sent back to 0. States, collections and settings stay; active vbuckets get
         the events of the collections anew. Open backfills still show what was.
+
+        Without ``copies``, those that belong to another node's active vbucket are left alone: their
+        stream tells them what became of it.
         """
+        chosen = [
+            vbucket.id
+            for vbucket in self._core.vbuckets
+            if copies or vbucket.standing.state not in _COPIES
+        ]
         with self._core.change() as group:
-            group.clear_all()
-            for vbucket in self._core.vbuckets:
-                state = vbucket.standing.state
-                group.standings[vbucket.id] = Standing.fresh(state)
-                if state is VBucketState.ACTIVE:
-                    history.align(group, vbucket.id, empty=True)
+            if len(chosen) == len(self._core.vbuckets):
+                group.clear_all()
+            else:
+                for vbucket in chosen:
+                    group.clear(vbucket)
+            for vbucket in chosen:
+                history.begin_again(group, vbucket)
         self._maintenance.rewrite()
+
+    def flush_copy(self, vbucket: int) -> None:
+        """Empties one copy, whose active vbucket was flushed; it has a new name as well."""
+        self._vbucket(vbucket)
+        with self._core.change() as group:
+            group.require(vbucket, *_COPIES)
+            group.clear(vbucket)
+            history.begin_again(group, vbucket)
 
     def expire(self) -> None:
         """Turns every document whose time has come into an expiration, now."""

@@ -13,9 +13,9 @@ from . import events
 from .group import Group
 from .layout import collection_of, frame_seqno, seqno_key, vbucket_range
 from .manifest import Manifest, events_between
-from .vbucket import new_vbuuid
+from .vbucket import Standing, new_vbuuid
 
-__all__ = ["align", "roll_back", "trim"]
+__all__ = ["align", "begin_again", "roll_back", "trim"]
 
 #: History entries begin with the time of the change.
 _TIME_SIZE = 4
@@ -106,6 +106,14 @@ def _highs_at(
         if collection in sought:
             highs[collection] = at
     return {collection: high for collection, high in highs.items() if high}
+
+
+def begin_again(group: Group, vbucket: int) -> None:
+    """Makes a vbucket that was cleared one that never had a change, under a name of its own."""
+    state = group.standing(vbucket).state
+    group.standings[vbucket] = Standing.fresh(state)
+    if state is VBucketState.ACTIVE:
+        align(group, vbucket, empty=True)
 
 
 def align(group: Group, vbucket: int, *, empty: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Helpers for people who test change-stream code: real producers, and networks that break."""
 
 from .chaos import ChaosProxy, Direction
+from .cluster import TemporaryCluster
 from .memory import MemoryLink, MemoryProducer
 from .misfortune import Faults
 from .relay import ChaosCounts
@@ -13,5 +14,6 @@ __all__ = [
     "Faults",
     "MemoryLink",
     "MemoryProducer",
+    "TemporaryCluster",
     "TemporaryProducer",
 ]

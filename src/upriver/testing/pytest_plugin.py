@@ -16,9 +16,17 @@ import pytest
 
 if TYPE_CHECKING:
     from .chaos import ChaosProxy
+    from .cluster import TemporaryCluster
     from .temporary import TemporaryProducer
 
-__all__ = ["ProducerBehindProxy", "upriver_behind_proxy", "upriver_producer", "upriver_producers"]
+__all__ = [
+    "ProducerBehindProxy",
+    "upriver_behind_proxy",
+    "upriver_cluster",
+    "upriver_clusters",
+    "upriver_producer",
+    "upriver_producers",
+]
 
 
 class ProducerBehindProxy(NamedTuple):
@@ -62,3 +70,26 @@ def upriver_behind_proxy(
         producer = upriver_producers(advertise=(proxy.host, proxy.port))
         proxy.target = producer.host, producer.port
         yield ProducerBehindProxy(producer, proxy)
+
+
+@pytest.fixture
+def upriver_clusters() -> Iterator[Callable[..., TemporaryCluster]]:
+    """Makes clusters with settings of your own; they are gone when the test ends."""
+    from contextlib import ExitStack
+
+    from .cluster import TemporaryCluster
+
+    with ExitStack() as running:
+
+        def start(**settings: Any) -> TemporaryCluster:
+            return running.enter_context(TemporaryCluster(**settings))
+
+        yield start
+
+
+@pytest.fixture
+def upriver_cluster(
+    upriver_clusters: Callable[..., TemporaryCluster],
+) -> TemporaryCluster:
+    """Three nodes with a replica of each of 16 vbuckets: to kill, pause, fail over, rebalance."""
+    return upriver_clusters()

@@ -194,7 +194,7 @@ def _flush(call: Call, request: kv.FlushAll) -> Answer:
         raise StoreRefusal(Status.NOT_SUPPORTED, "a flush happens at once or not at all")
 
     def flush() -> Responses:
-        call.bucket.flush()
+        call.bucket.flush(copies=False)
         call.locks.clear()
         return () if request.quiet else (call.plain(),)
 
