@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from talk import PATIENCE, Talk
 
+from upriver.consumer import Consumer
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
@@ -241,6 +242,36 @@ def test_a_connection_ends_after_so_many_bytes_to_the_server(proxy: ChaosProxy, 
         assert read_all(server) == b"123"
         server.close()
         assert is_reset(client)
+
+
+def test_a_connection_ends_behind_a_packet_of_a_kind(proxy: ChaosProxy, peer: Peer) -> None:
+    noop = Dcp().encode(m.StreamNoop(opaque=2))
+    proxy.to_client.cut_behind(PACKET[1])
+    with ends(proxy, peer) as (client, server):
+        sent = noop + PACKET + PACKET
+        for at in range(0, len(sent), 10):  # packets come in pieces
+            server.sendall(sent[at : at + 10])
+            if at > len(noop + PACKET):
+                break
+        assert read_all(client) == noop + PACKET
+    with ends(proxy, peer) as (client, server):
+        server.sendall(PACKET + PACKET)
+        assert read(client, 2 * len(PACKET)) == PACKET + PACKET
+    with pytest.raises(ConfigError):
+        proxy.to_client.cut_behind(256)
+
+
+def test_a_reader_that_was_cut_behind_a_marker_reads_on() -> None:
+    with (
+        ChaosProxy() as proxy,
+        TemporaryProducer(vbuckets=1, advertise=(proxy.host, proxy.port)) as producer,
+    ):
+        proxy.target = producer.host, producer.port
+        producer.write(b"a", b"1")
+        proxy.to_client.cut_behind(0x56)
+        with Consumer(producer.source, end="now", retry_first=0.01) as consumer:
+            assert [change.key for change in consumer] == [b"a"]
+        assert proxy.counts.truncations == 1
 
 
 def test_nothing_flows_while_it_is_stalled(proxy: ChaosProxy, peer: Peer) -> None:

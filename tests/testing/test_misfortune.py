@@ -68,7 +68,7 @@ def test_without_faults_everything_passes(stream: bytes, seed: str) -> None:
 def test_what_passes_is_a_beginning_but_for_what_was_corrupted(
     faults: Faults, stream: bytes
 ) -> None:
-    data, corruptions, ending = struck(faults, stream, [])
+    data, corruptions, ending, _ = struck(faults, stream, [])
     different = sum(a != b for a, b in zip(data, stream, strict=False))
     assert different <= corruptions
     assert (len(data) < len(stream)) <= (ending is not None)
@@ -98,7 +98,7 @@ def test_distances_are_averages() -> None:
 @given(stream=packets, seed=st.integers(0, 10**6).map(str))
 def test_a_corrupted_header_is_noticed_at_the_packet_that_has_it(stream: bytes, seed: str) -> None:
     """By its first byte, its length, or an opaque that nobody gave."""
-    data, corruptions, _ = struck(Faults(corrupt_every=100), stream, [], seed)
+    data, corruptions, *_ = struck(Faults(corrupt_every=100), stream, [], seed)
     at = 0
     for packet in Framer().feed(stream):
         theirs = data[at : at + len(packet)]
@@ -116,7 +116,7 @@ def test_a_corrupted_header_is_noticed_at_the_packet_that_has_it(stream: bytes, 
 @given(seed=st.integers(0, 10**6).map(str))
 def test_headers_of_the_oldest_draft_are_corrupted_as_well(seed: str) -> None:
     packet = Draft002().encode(m.StreamStart(opaque=1, vbucket=3))
-    data, corruptions, _ = struck(Faults(corrupt_every=1), packet * 5, [7], seed)
+    data, corruptions, *_ = struck(Faults(corrupt_every=1), packet * 5, [7], seed)
     assert corruptions >= 1
     with pytest.raises(DecodeError):
         list(Framer().feed(data))
@@ -149,7 +149,7 @@ def test_faults_that_come_later_still_know_where_packets_begin() -> None:
     stream = packet * 40
     assert misfortune.strike(stream[:1000]) == Struck(stream[:1000])
     misfortune.expect(Faults(corrupt_every=1))
-    data, corruptions, _ = misfortune.strike(stream[1000:])
+    data, corruptions, *_ = misfortune.strike(stream[1000:])
     assert corruptions > 10
     wrong = [at for at, byte in enumerate(data, 1000) if byte != stream[at]]
     assert {at % len(packet) for at in wrong} <= {0, 8, 12}

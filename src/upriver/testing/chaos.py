@@ -48,6 +48,15 @@ class Direction:
             raise ConfigError(f"a connection is cut after at least 1 byte, not {size}")
         self._gate.allowed = size
 
+    def cut_behind(self, opcode: int) -> None:
+        """Lets everything through up to the next packet with this opcode, and that too.
+
+        Then its connection ends, once. 0x56 is DCP's snapshot marker, 0x57 a mutation.
+        """
+        if not 0 <= opcode <= 0xFF:
+            raise ConfigError(f"an opcode is one byte, not {opcode}")
+        self._gate.behind = opcode
+
     def stall(self) -> None:
         """Lets nothing through, while connections stay."""
         self._proxy.run(self._stall())

@@ -20,6 +20,7 @@ from ..wire.header import MAGICS
 __all__ = ["Ending", "Faults", "Misfortune", "Struck"]
 
 #: In every header: the body's length, highest byte first, and how much of it tells that length.
+_OPCODE_AT: Final = 1
 _LENGTH_AT: Final = 8
 _LENGTH_KNOWN: Final = 12
 #: In a memcached header only: the opaque, highest byte first.
@@ -78,6 +79,8 @@ class Struck(NamedTuple):
     corruptions: int = 0
     #: Whether the connection ends after them.
     ending: Ending | None = None
+    #: Whether the packet passed behind which they were to end.
+    met: bool = False
 
 
 class Misfortune:
@@ -102,22 +105,27 @@ class Misfortune:
         self._truncation.begin(self._passed, faults.truncate_every)
         self._corruption.begin(self._passed, faults.corrupt_every)
 
-    def strike(self, chunk: bytes) -> Struck:
-        """What becomes of the next bytes."""
+    def strike(self, chunk: bytes, behind: int | None = None) -> Struck:
+        """What becomes of the next bytes; they end ``behind`` a packet with that opcode."""
         ending = None
         first = min(self._cut.next, self._truncation.next)
         if first < self._passed + len(chunk):
             chunk = chunk[: int(first) - self._passed]
             ending = Ending.CUT if first == self._cut.next else Ending.TRUNCATED
-        data = bytearray(chunk)
         # Whatever goes wrong now: who knows where packets begin can spoil headers later.
-        heads = [self._passed + at for at in self._packets.heads(chunk)]
+        begin, ends = self._packets.follow(chunk)
+        heads = [self._passed + at for at in begin]
+        met = next((end for end, opcode in ends if opcode == behind), None)
+        if met is not None:
+            chunk, ending = chunk[:met], Ending.TRUNCATED
+            heads = [head for head in heads if head < self._passed + met]
+        data = bytearray(chunk)
         if self.faults.corrupt_where == "headers":
             corruptions = self._spoil_headers(data, heads)
         else:
             corruptions = self._flip_bits(data)
         self._passed += len(chunk)
-        return Struck(bytes(data), corruptions, ending)
+        return Struck(bytes(data), corruptions, ending, met is not None)
 
     def fragments(self, data: bytes) -> Iterator[bytes]:
         """The pieces in which to pass it on."""
@@ -194,26 +202,32 @@ class _Packets:
         self._header = bytearray()
         #: Bytes of the packet behind what tells its length.
         self._left = 0
+        self._opcode = 0
         self._lost = False
 
-    def heads(self, chunk: bytes) -> list[int]:
-        """Where packets begin in the next chunk; none after something that is no packet."""
-        found = []
+    def follow(self, chunk: bytes) -> tuple[list[int], list[tuple[int, int]]]:
+        """Where packets begin in the next chunk, and where which end.
+
+        There are none after something that is no packet.
+        """
+        heads, ends = [], []
         at, end = 0, len(chunk)
         while at < end and not self._lost:
             if self._left:
                 skipped = min(self._left, end - at)
                 self._left -= skipped
                 at += skipped
+                if not self._left:
+                    ends.append((at, self._opcode))
                 continue
             if not self._header:
-                found.append(at)
+                heads.append(at)
             part = chunk[at : at + _LENGTH_KNOWN - len(self._header)]
             self._header += part
             at += len(part)
             if len(self._header) == _LENGTH_KNOWN:
                 self._begin()
-        return found
+        return heads, ends
 
     def _begin(self) -> None:
         try:
@@ -223,4 +237,5 @@ class _Packets:
         else:
             assert length is not None
             self._left = length - _LENGTH_KNOWN
+            self._opcode = self._header[_OPCODE_AT]
         self._header.clear()

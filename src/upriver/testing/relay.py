@@ -50,6 +50,8 @@ class Gate:
         self.faults = faults
         #: Bytes until the next one ends; None if that was not asked for.
         self.allowed: int | None = None
+        #: The opcode of the packet behind which the next connection ends.
+        self.behind: int | None = None
         #: Set while it is no stall.
         self.flowing = asyncio.Event()
         self.flowing.set()
@@ -136,7 +138,9 @@ class Relay:
                     misfortune.expect(gate.faults)
                 await gate.flowing.wait()
                 chunk, last = gate.allow(chunk)
-                struck = misfortune.strike(chunk)
+                struck = misfortune.strike(chunk, gate.behind)
+                if struck.met:
+                    gate.behind = None
                 self._counts.corruptions += struck.corruptions
                 await self._deliver(struck.data, sink, gate, misfortune)
                 if struck.ending is Ending.CUT:
