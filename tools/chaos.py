@@ -36,29 +36,36 @@ class Trial:
     amount: str
     per_second: float
     least: int
-    seed: str = ""
+    seed: str = "UPRIVER_CHAOS_SEED"
 
     def seconds(self, minutes: float) -> float:
         return self.share * minutes * 60
 
     def variables(self, minutes: float, seed: int) -> dict[str, str]:
         amount = max(self.least, round(self.seconds(minutes) * self.per_second))
-        return {self.amount: str(amount)} | ({self.seed: str(seed)} if self.seed else {})
+        return {self.amount: str(amount), self.seed: str(seed)}
 
 
 TRIALS = (
     Trial(
         "tests/cluster/test_chaos.py",
-        share=0.4,
+        share=0.25,
         amount="UPRIVER_CHAOS_SECONDS",
         per_second=1,
         least=15,
-        seed="UPRIVER_CHAOS_SEED",
     ),
-    # two seeds of its own, each of which takes more than a second for a round
+    # and then the pipeline must catch up
+    Trial(
+        "tests/cluster/test_mirror_chaos.py",
+        share=0.25,
+        amount="UPRIVER_CHAOS_SECONDS",
+        per_second=0.7,
+        least=15,
+    ),
+    # two seeds, each of which takes more than a second for a round
     Trial(
         "tests/consumer/test_killed_readers.py",
-        share=0.2,
+        share=0.15,
         amount="UPRIVER_CHAOS_ROUNDS",
         per_second=0.3,
         least=8,
@@ -66,16 +73,22 @@ TRIALS = (
     # a round is a start of Spark
     Trial(
         "tests/spark/test_local_cluster.py",
-        share=0.25,
+        share=0.15,
         amount="UPRIVER_KILL_ROUNDS",
         per_second=0.07,
         least=2,
         seed="UPRIVER_KILL_SEED",
     ),
-    # the histories are numbered from 0, so more of them are others
+    Trial(
+        "tests/spark/tables/test_exactly_once.py",
+        share=0.1,
+        amount="UPRIVER_SCHEDULES",
+        per_second=0.1,
+        least=2,
+    ),
     Trial(
         "tests/spark/test_simulation.py",
-        share=0.15,
+        share=0.1,
         amount="UPRIVER_HISTORIES",
         per_second=300,
         least=10_000,

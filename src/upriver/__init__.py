@@ -4,6 +4,8 @@ from .errors import UpriverError
 
 __all__ = ["UpriverError", "__version__"]
 
+__version__: str
+
 
 def __getattr__(name: str) -> str:
     if name == "__version__":

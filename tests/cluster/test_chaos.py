@@ -1,12 +1,7 @@
-"""Nodes that are killed, stopped and cut off while others write: what was promised is kept.
-
-Seeded. It goes on for some seconds, or for as many as UPRIVER_CHAOS_SECONDS says.
-"""
+"""Nodes that are killed, stopped and cut off while others write: what was promised is kept."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import signal
 import threading
@@ -14,103 +9,26 @@ import time
 from pathlib import Path
 
 import pytest
+from chaoskit import (
+    MAJORITY,
+    SECONDS,
+    SEED,
+    DurableWriter,
+    assert_kept,
+    heal,
+    misfortune,
+    writing,
+)
 from clusterkit import PATIENCE
-from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually
+from localcluster import LocalCluster, MapClient, assert_copies_equal
 from talk import Talk
 
-from upriver.errors import ConfigError, Status, UpriverError
+from upriver.errors import Status
 from upriver.wire import kv
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import DurabilityLevel, Feature
 
-SECONDS = float(os.environ.get("UPRIVER_CHAOS_SECONDS", "15"))
-SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
-MAJORITY = Durability(level=DurabilityLevel.MAJORITY, timeout_ms=5000)
 VBUCKETS = 8
-
-
-class DurableWriter(threading.Thread):
-    """Writes one document after the other; what is said to be on a majority must be there."""
-
-    def __init__(self, cluster: LocalCluster, number: int, over: threading.Event) -> None:
-        super().__init__()
-        self.promised: dict[bytes, int] = {}
-        self.error: BaseException | None = None
-        self._number = number
-        self._client = MapClient(cluster, patience=PATIENCE * 4)
-        self._over = over
-
-    def run(self) -> None:
-        count = 0
-        try:
-            while not self._over.is_set():
-                count += 1
-                key = b"w%d-%d" % (self._number, count)
-                vbucket = self._client.vbucket(key)
-                request = kv.Set(
-                    vbucket=vbucket,
-                    key=key,
-                    value=b"%d" % count,
-                    collection=0,
-                    frames=(MAJORITY,),
-                )
-                answer = self._client.ask(vbucket, request)
-                if answer.status is Status.SUCCESS:
-                    self.promised[key] = count
-                else:
-                    unknown = {Status.SYNC_WRITE_AMBIGUOUS, Status.DURABILITY_IMPOSSIBLE}
-                    assert answer.status in unknown, answer
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._client.close()
-
-
-def misfortune(cluster: LocalCluster, chance: random.Random) -> None:
-    """Something bad happens to one of the nodes, or to the manager, and is put right again."""
-    node = chance.choice([node.name for node in cluster.state.members])
-    pause = chance.uniform(0.05, 0.8)
-    match chance.choice(["kill", "stop", "manager", "failover", "cut off", "rebalance"]):
-        case "kill":
-            cluster.signal(node, signal.SIGKILL)
-            time.sleep(pause)
-        case "stop":
-            cluster.signal(node, signal.SIGSTOP)
-            time.sleep(pause)
-            cluster.signal(node, signal.SIGCONT)
-        case "manager":  # and with it every link between two nodes
-            cluster.kill_manager()
-            time.sleep(pause)
-            cluster.start()
-        case "failover":
-            try:
-                cluster.run("failover", node)
-            except ConfigError:
-                return  # it has the only copy of something
-            time.sleep(pause)
-            cluster.run("recover", node)
-        case "cut off":  # what the node takes now nobody copies, and then it is given up
-            cluster.kill_manager()
-            time.sleep(pause)
-            cluster.signal(node, signal.SIGSTOP)
-            cluster.start_unready()
-            with contextlib.suppress(ConfigError):
-                cluster.run("failover", node)
-                cluster.run("recover", node)
-            cluster.signal(node, signal.SIGCONT)
-        case _:
-            with contextlib.suppress(UpriverError):  # a node was away; it can be begun again
-                cluster.run("rebalance")
-
-
-def heal(cluster: LocalCluster) -> None:
-    for node in cluster.state.nodes:
-        cluster.signal(node.name, signal.SIGCONT)
-    cluster.start()
-    for node in cluster.state.nodes:
-        if node.failed:
-            cluster.run("recover", node.name)
-    eventually(lambda: not cluster.run("status")["without_active"], PATIENCE * 2)
 
 
 def test_what_a_majority_has_is_never_lost(tmp_path: Path) -> None:
@@ -118,29 +36,13 @@ def test_what_a_majority_has_is_never_lost(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "c", nodes=3, replicas=1, vbuckets=VBUCKETS) as cluster:
         over = threading.Event()
         writers = [DurableWriter(cluster, number, over) for number in range(3)]
-        for writer in writers:
-            writer.start()
-        try:
+        with writing(writers, over):
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 misfortune(cluster, chance)
                 time.sleep(chance.uniform(0, 0.5))
             heal(cluster)
-            promised = [len(writer.promised) for writer in writers]
-            for writer, before in zip(writers, promised, strict=True):
-                eventually(lambda w=writer, n=before: len(w.promised) > n or w.error is not None)
-        finally:
-            over.set()
-            for writer in writers:
-                writer.join(PATIENCE * 5)
-        for writer in writers:
-            if writer.error is not None:
-                raise writer.error
-        with MapClient(cluster) as client:
-            for writer in writers:
-                assert writer.promised
-                for key, count in writer.promised.items():
-                    assert client.get(key) == b"%d" % count, f"{key!r} is lost"
+        assert_kept(cluster, writers)
         assert_copies_equal(cluster, PATIENCE * 2)
 
 

@@ -131,6 +131,8 @@ class World:
     purges: bool = True
     #: Whether the failover log is asked for before the seqno, and not again after it.
     hasty_facts: bool = False
+    #: Whether a step is taken for granted because the one before it was.
+    trusts_old_proofs: bool = False
 
 
 class TaskFailed(Exception):
@@ -157,6 +159,10 @@ class Simulation:
         self.heeds_purge_seqno = self.random.random() < 0.5
         self.tells_purge_seqno = self.heeds_purge_seqno and self.random.random() < 0.7
         self.starts_at_latest = False
+        #: Whether the driver asks only once after a step was read whether it had been refused, and
+        #: the vbuckets of which it knows that they were not.
+        self.asks_once = self.random.random() < 0.5
+        self.proved: set[int] = set()
         #: What happened, to know that everything does.
         self.seen: Counter[str] = Counter()
 
@@ -254,7 +260,11 @@ class Simulation:
             if self.world.hasty_facts:
                 self.meanwhile()
             progress = at.at(number)
-            refused = not vbucket.grants(progress.request, self.heeded(progress.purge_seqno))
+            refused = number not in self.proved and not vbucket.grants(
+                progress.request, self.heeded(progress.purge_seqno)
+            )
+            if not refused and self.asks_once:
+                self.proved.add(number)
             found[number] = VBucketFacts(
                 high_seqno=vbucket.high,
                 failover_log=log,
@@ -297,16 +307,21 @@ class Simulation:
         if not quiet:
             self.meanwhile()
             if self.random.random() < 0.03:
+                self.proved.clear()
                 return at  # the driver dies before the plan is stored
         end = self.stored(planned)
         rows = self.rows_of_batch(at, end, quiet=quiet, replay=False)
+        if not self.world.trusts_old_proofs:
+            self.proved -= {step.vbucket for step in steps_between(at, end) if step.has_range}
         while rows is None or (not quiet and self.random.random() < 0.15):
             self.seen["replay"] += 1
+            self.proved.clear()
             self.meanwhile()  # the driver dies; the batch is replayed from its offsets
             rows = self.rows_of_batch(at, end, quiet=quiet, replay=True)
         self.rows += rows
         if not quiet and self.random.random() < 0.05:
             # the driver dies after the commit: the sink has this batch already and takes no other
+            self.proved.clear()
             self.rows_of_batch(at, end, quiet=False, replay=True)
         self.seen["rollback"] += sum(row.key is None and row.seqno > 0 for row in rows)
         self.seen["rollback to 0"] += sum(row.key is None and row.seqno == 0 for row in rows)

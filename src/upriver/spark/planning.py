@@ -169,10 +169,11 @@ def plan(
         grant, must_roll_back = granted[vbucket], start.progress.rolled_back
         if start.whole and grant < start.backlog:
             continue  # it waits for a batch with room for all of it
-        if grant or must_roll_back:
-            moved = True
-        elif vbucket not in previous.progress:
+        if not grant and not must_roll_back and vbucket not in previous.progress:
             continue
+        # a branch that lost nothing is worth a batch too: tables name the branch they are of
+        on_another = start.progress.vbuuid != previous.at(vbucket).vbuuid
+        moved = moved or bool(grant) or must_roll_back or on_another
         progress[vbucket] = _step_of(start.progress, grant)
     # where nothing moved, a boundary that is known better is not worth a batch of its own
     return Offset(previous.source, progress) if moved else previous

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4
+#: How many random schedules, and the seed of the first: more when somebody has the time.
+SCHEDULES = int(os.environ.get("UPRIVER_SCHEDULES", "2"))
+SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def test_a_checkpoint_that_plans_a_known_batch_anew_is_refused(
         caught_up(spark, bucket.producer, table)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(SEED, SEED + SCHEDULES))
 def test_random_schedules_end_equal(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up
 
 from upriver.errors import ConfigError
+from upriver.model import VBucketState
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
@@ -53,6 +54,23 @@ def test_differences_are_found_and_later_changes_are_not_judged(
         ]
         assert (found.missing, found.extra, found.different) == (2, 1, 1)
         assert found.equal == 19 - 5 - 2 - 2 - 1
+
+
+def test_a_failover_that_lost_nothing_is_followed_without_a_change(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        bucket = ModelledBucket(producer)
+        for number in range(20):
+            bucket.write(number % VBUCKETS, b"k%d" % number, b"%d" % number)
+        caught_up(spark, producer, table)
+        producer.set_state(1, VBucketState.REPLICA)
+        producer.set_state(1, VBucketState.ACTIVE)
+        assert verify(spark, source=producer.source, table=str(table)).incomparable == (1,)
+        caught_up(spark, producer, table)
+        found = verify(spark, source=producer.source, table=str(table))
+        assert (found.equal, found.differing, found.incomparable) == (20, 0, ())
 
 
 def test_what_is_no_mirror_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from .delta import Commit, DeltaFolder, again_after_conflicts
+from .delta import Commit, DataFiles, DeltaFolder, again_after_conflicts
 from .shape import GONE, GROUP, MirrorShape
 from .states import DOCUMENT, same_document
 
@@ -72,6 +72,8 @@ class MirrorTable:
         """The same for few states, which the driver has."""
         if states.num_rows:
             again_after_conflicts(lambda: self._merge(states, commit))
+        else:  # only the positions are others
+            self.folder.commit(DataFiles([], 0, 0), commit)
 
     def _merge(self, states: pa.Table, commit: Commit) -> None:
         table = self.folder.open()
@@ -98,8 +100,7 @@ class MirrorTable:
         from pyspark.sql import functions as f
 
         files = self.folder.write_grouped(states.where(~f.col(GONE)).drop(GONE), GROUP)
-        if files.rows:
-            self.folder.commit(files, commit)
+        self.folder.commit(files, commit)
 
     def _rewrite(self, states: DataFrame, commit: Commit) -> None:
         from pyspark.sql import functions as f
