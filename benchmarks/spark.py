@@ -157,11 +157,17 @@ def micro_batches(spark: SparkSession, scratch: Path) -> None:
             def note(frame: DataFrame, batch: int) -> None:
                 seen.append((time.perf_counter(), frame.count()))
 
+            # a plan that waits for changes would count its waiting as part of the batch
+            eager = spark.readStream.format("dcp").option("longPoll", "0")
             noop_query = (
-                stream.writeStream.format("noop")
+                eager.option("startingOffsets", "latest")
+                .load(text)
+                .writeStream.format("noop")
                 .option("checkpointLocation", str(scratch / "small"))
                 .start()
             )
+            while not noop_query.recentProgress:
+                time.sleep(0.01)  # only what is written after the first batch is later than latest
             with Link.open(source, Access()) as link:
                 for burst in range(20):
                     names = [key(burst * 100 + n) for n in range(100)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates, write_certificates
+from hypothesis import given
+from hypothesis import strategies as st
 from peer import Peer, Said
 from serverkit import SECRET, users_file
 
 from upriver.consumer.access import Access
 from upriver.consumer.collections import Collections
-from upriver.consumer.link import Link
+from upriver.consumer.link import Link, _usual_statistic
 from upriver.consumer.source import Address, Source
 from upriver.consumer.topology import ClusterMap
 from upriver.errors import (
@@ -33,6 +36,7 @@ from upriver.producer.users import Role
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire.dialects import Dcp
+from upriver.wire.limits import MAX_KEY
 from upriver.wire.messages import PlainResponse, Request
 from upriver.wire.names import Feature
 
@@ -306,3 +310,28 @@ def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(access)
     assert "secret" not in repr(access.credentials())
     assert NOBODY.credentials() is None
+
+
+# ---- statistics --------------------------------------------------------------------------
+
+
+@given(
+    key=st.binary(max_size=260),
+    value=st.binary(max_size=20),
+    opaque=st.integers(0, 2**32 - 1),
+    changed=st.dictionaries(st.integers(0, 23), st.integers(0, 255), max_size=2),
+)
+def test_a_statistic_is_read_as_the_dialect_reads_it_or_left_to_it(
+    key: bytes, value: bytes, opaque: int, changed: dict[int, int]
+) -> None:
+    packet = bytearray(struct.pack(">BBHBBHIIQ", 0x81, 0x10, len(key), 0, 0, 0, 0, opaque, 0))
+    packet += key + value
+    packet[8:12] = (len(key) + len(value)).to_bytes(4)
+    for at, byte in changed.items():
+        if at not in range(8, 12):  # packets are cut by this length before anybody reads them
+            packet[at] = byte
+    read = _usual_statistic(bytes(packet))
+    if read is not None:
+        assert read == Dcp(collections=True).decode(bytes(packet))
+    elif not changed and key.isascii() and value.isascii():
+        assert len(key) > MAX_KEY

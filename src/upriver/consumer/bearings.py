@@ -195,6 +195,20 @@ class Bearings:
             ids = [f"{self.collections.id_of(name):x}" for name in settings.collections]
             self.filter = json.dumps({"collections": ids}).encode()
 
+    async def look_again(
+        self, settings: ConsumerSettings, connections: Sequence[NodeConnection]
+    ) -> None:
+        """What must be known before other ranges are read: collections, and what is wanted now."""
+        self._settings = settings
+        if not connections:
+            raise ConnectionFailed("is not connected any more", "connect again")
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                await self._learn_collections(connections[0])
+        except TimeoutError:
+            raise ConnectionFailed("gave no sign of life", "connect again") from None
+        await self._decide_range()
+
     def _wanted(self) -> list[int]:
         count = len(self.map.vbuckets)
         wanted = self._settings.vbuckets

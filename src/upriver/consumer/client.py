@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from ..session.events import Event, Rows
+from ..session.position import Position
 from .changes import Change
 from .delivery import Closed, Delivery, Finished
 from .desk import Desk
@@ -67,6 +68,15 @@ class Consumer(Reading):
             self.close()
             raise
         return self
+
+    def start_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
+        """Reads other ranges after the last ones were read to their end, where it is connected.
+
+        `ConnectionFailed` if it is not any more, or what goes wrong while beginning; it can then
+        only be closed.
+        """
+        self._give_back(self._desk, 0)
+        self._call(self._begin_again(start, end))
 
     def close(self) -> None:
         """Hangs up, and ends a loop that waits in another thread; saves nothing."""

@@ -10,6 +10,7 @@ applications, threads or checkpoint files.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -36,12 +37,15 @@ from ..session.events import (
     MapPushed,
     RolledBack,
     Rows,
+    StateAsked,
     StreamFinished,
     StreamOpened,
     StreamRefused,
     SystemHappened,
 )
 from ..wire import messages as m
+from ..wire.dialects import Dcp
+from ..wire.names import StreamFlag
 from .access import Access
 from .bearings import Bearings, take_bearings
 from .delivery import Delivery, Failed, Finished
@@ -56,6 +60,9 @@ __all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 
+#: Seconds for which a node that restarts may not have its buckets yet; then they are taken for
+#: deleted. Couchbase's nodes take some seconds.
+_BUCKET_COMES_BACK: Final = 60.0
 #: A node that breaks rules this often, with nothing good in between, is not tried again.
 _MOST_BROKEN_IN_A_ROW: Final = 8
 #: Ends after which a stream is asked for again, because only its place or time was wrong.
@@ -95,7 +102,8 @@ class Engine:
         self._map_is_old = False
         self._broken_in_a_row = 0
         self._wake = asyncio.Event()
-        #: Tasks that live as long as the reading.
+        self._supervisor: asyncio.Task[None] | None = None
+        #: Other tasks that live as long as the reading.
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
         #: How often what happened: reconnects, rollbacks by reason, broken rules by name.
@@ -107,12 +115,6 @@ class Engine:
         """Finds the bucket, and begins; returns where everything is."""
         bearings = await take_bearings(self._source, self._access, self._settings)
         self._bearings = bearings
-        now = asyncio.get_running_loop().time()
-        for vbucket, position in bearings.positions.items():
-            end = bearings.ends.get(vbucket, NO_END)
-            self._readers[vbucket] = Reader(
-                vbucket, position, end, self._new_backoff(), idle_since=now
-            )
         for connection in bearings.connections:
             if connection.lost is None:  # others are connected to again
                 self._adopt(connection)
@@ -125,13 +127,42 @@ class Engine:
             )
             self._deliver = gate.take
             self._tasks.append(asyncio.create_task(gate.run()))
-        self._tasks.append(asyncio.create_task(self._supervise()))
+        self._begin()
         return bearings
+
+    def _begin(self) -> None:
+        """A reader for each vbucket that is wanted, and somebody to place them."""
+        now = asyncio.get_running_loop().time()
+        self._readers = {
+            vbucket: Reader(
+                vbucket,
+                position,
+                self._bearings.ends.get(vbucket, NO_END),
+                self._new_backoff(),
+                idle_since=now,
+            )
+            for vbucket, position in self._bearings.positions.items()
+        }
+        self._over = False
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def start_again(self, settings: ConsumerSettings) -> Bearings:
+        """Reads other ranges once everything was read, over the connections that are left.
+
+        Only the settings' start and end may be others than before. `ConnectionFailed` if no
+        connection is left.
+        """
+        await self._bearings.look_again(settings, list(self._connections.values()))
+        self._settings = settings
+        self._begin()
+        return self._bearings
 
     async def stop(self) -> None:
         """Hangs up."""
         self._over = True
         tasks = [*self._connecting.values(), *self._tasks]
+        if self._supervisor is not None:
+            tasks.append(self._supervisor)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -240,10 +271,16 @@ class Engine:
         return None if node is None else node.address
 
     def _place(self, reader: Reader, connection: NodeConnection) -> None:
+        one_branch = self._settings.rollback is RollbackPolicy.STOP
+        # a node that was demoted still streams its copy to who does not say so, and some stumble
+        active = StreamFlag.ACTIVE_ONLY
         options = StreamOptions(
             end=reader.end,
+            flags=active if isinstance(connection.dialect, Dcp) else StreamFlag.NONE,
             filter=self._bearings.filter,
-            same_branch=self._settings.rollback is RollbackPolicy.STOP,
+            same_branch=one_branch,
+            # whoever keeps to a branch is told by the answer whether it is still served
+            asks_log=not one_branch or reader.sent_back,
         )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
         reader.carrier, reader.asked_at = connection, asyncio.get_running_loop().time()
@@ -274,7 +311,7 @@ class Engine:
             connection = await self._bearings.connect(address)
             if connection.lost is not None:
                 raise connection.lost
-        except (AuthenticationFailed, BucketNotFound, ConfigError) as error:
+        except (AuthenticationFailed, ConfigError) as error:
             self._fail(error)
             return
         except (ConnectionFailed, ProtocolError, StatusError) as error:
@@ -285,6 +322,9 @@ class Engine:
                 if reader.waits and self._owner(reader) == address:
                     reader.trouble = error
                     reader.not_before = now + pause
+                    away = now - reader.idle_since
+                    if isinstance(error, BucketNotFound) and away > _BUCKET_COMES_BACK:
+                        self._fail(error)
             self._map_is_old = True
         else:
             self._adopt(connection)
@@ -370,6 +410,10 @@ class Engine:
             elif isinstance(event, MapPushed):
                 self._map_is_old = True
                 self._wake.set()
+            elif isinstance(event, StateAsked):
+                self._sessions[connection].confirm_state(event.vbucket)
+                connection.flush()
+                self._deliver(Delivery(event))
             else:
                 self._note(event)
                 self._deliver(Delivery(event))
@@ -385,11 +429,16 @@ class Engine:
             self._bearings.note(event.event)
 
     def _rolled_back(self, event: RolledBack) -> None:
-        self.counts[f"rollback: {event.reason.value}"] += 1
         if event.refused:
             reader = self._readers[event.vbucket]
-            reader.carrier, reader.done = None, True
+            reader.carrier = None
             self._wake.set()
+            keeps_to_one = self._settings.rollback is RollbackPolicy.STOP
+            if keeps_to_one and not len(event.served) and not reader.sent_back:
+                reader.sent_back = True  # it is asked for once more, behind the history
+                return
+            reader.done = True
+        self.counts[f"rollback: {event.reason.value}"] += 1
         if self._settings.rollback is RollbackPolicy.FAIL:
             reason = event.reason.value
             self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
@@ -414,13 +463,23 @@ class Engine:
         else:
             self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
 
+    def _is_behind(self, event: StreamRefused) -> bool:
+        """Whether a node lacks a collection only because it has not heard of it yet."""
+        if event.status not in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
+            return False
+        try:
+            return int(json.loads(event.value)["manifest_uid"], 16) < self._bearings.collections.uid
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+
     def _refused(self, connection: NodeConnection, event: StreamRefused) -> None:
         reader = self._readers[event.vbucket]
         reader.position = event.position
         now = asyncio.get_running_loop().time()
         error = StatusError(event.status, request=f"the stream of vbucket {event.vbucket}")
         self._leave(reader, now, error)
-        if not event.status.retriable and event.status is not Status.EXISTS:
+        later = event.status.retriable or event.status is Status.EXISTS
+        if not later and not self._is_behind(event):
             self._fail(error)
             return
         self._put_off(reader, now)

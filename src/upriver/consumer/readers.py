@@ -47,6 +47,8 @@ class Reader:
     #: Who carries it now.
     carrier: NodeConnection | None = None
     done: bool = False
+    #: Whether it was sent back without a word about the history that is served.
+    sent_back: bool = False
     #: Not to be tried again before, on the loop's clock.
     not_before: float = 0.0
     #: When it was last asked for, on the loop's clock, and whether that was granted.

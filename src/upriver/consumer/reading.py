@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .access import Access
+from .bearings import Bearings
 from .checkpoint import Checkpoint, CheckpointStore
 from .collections import Collections
 from .delivery import Delivery
 from .desk import Desk, Rollback
 from .engine import Engine
-from .settings import ConsumerSettings, settings_for
+from .settings import ConsumerSettings, End, Start, settings_for
 from .source import Source
 
 __all__ = ["Reading"]
@@ -56,15 +58,25 @@ class Reading(ABC):
     async def _begin(self, deliver: Callable[[Delivery], None]) -> None:
         """Finds the bucket and begins to read."""
         engine = Engine(self._source, self._access, self._settings, deliver)
-        bearings = await engine.start()
-        desk = Desk(
+        self._running = engine, self._new_desk(await engine.start())
+
+    def _new_desk(self, bearings: Bearings) -> Desk:
+        return Desk(
             self._source,
             self._settings,
             bearings,
             on_rollback=self._on_rollback,
             checkpoint=self._store,
         )
-        self._running = engine, desk
+
+    async def _begin_again(self, start: Start, end: End) -> None:
+        """Begins to read other ranges, over the connections that are there."""
+        if not self._finished or self._settings.persisted_everywhere is not None:
+            raise RuntimeError("only what was read to its end can begin again")
+        self._settings = replace(self._settings, start=start, end=end)
+        engine = self._engine
+        self._running = engine, self._new_desk(await engine.start_again(self._settings))
+        self._finished = False
 
     def _in_use(self) -> tuple[Engine, Desk]:
         if self._running is None:

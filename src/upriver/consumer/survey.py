@@ -20,6 +20,7 @@ from ..errors import (
     ConnectionFailed,
     ProtocolError,
     RemoteProtocolError,
+    Status,
     StatusError,
     UpriverError,
 )
@@ -41,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 _FEATURES: Final = (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON, Feature.COLLECTIONS)
 _GROUP: Final = "vbucket-seqno"
-#: So many vbuckets are asked for one by one, more of them all at once: an answer has half a dozen
-#: packets for each.
-_FEW: Final = 128
+#: So many vbuckets are asked for one by one, more of them all at once: an answer has ten packets
+#: for each, and a question of its own costs about as much as these again.
+_FEW: Final = 512
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 
@@ -183,6 +184,25 @@ class Survey:
             for vbucket, answer in zip(wanted, answers, strict=True):
                 if isinstance(answer, kv.GetFailoverLogResponse) and answer.failover_log:
                     found[vbucket] = FailoverLog(answer.failover_log).sanitised()
+        return found
+
+    def known_branches(self, vbucket: int) -> set[int]:
+        """Every branch in the histories of a vbucket, whichever node has a copy.
+
+        `UpriverError` unless all nodes of the newest map answer, which is looked for at each.
+        """
+        self._forget_map()
+        newest = self.map()
+        for node in newest.nodes:
+            told = self._link(node.address).cluster_map(self._network)
+            newest = told if told.is_newer_than(newest) else newest
+        found: set[int] = set()
+        for node in newest.nodes:
+            answer = self._link(node.address).ask(kv.GetFailoverLog(vbucket=vbucket))
+            if isinstance(answer, kv.GetFailoverLogResponse):
+                found.update(entry.vbuuid for entry in answer.failover_log)
+            elif answer.status is not Status.NOT_MY_VBUCKET:
+                raise StatusError(answer.status, request="a history")
         return found
 
     # ---- nodes ---------------------------------------------------------------------------

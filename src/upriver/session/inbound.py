@@ -24,10 +24,11 @@ from .flow import counted_size
 
 __all__ = ["Chunk", "Inbound", "inbound_for"]
 
-#: Room for what one read brings; large reads make columns cheap.
-READ_SIZE: Final = 1 << 20
-#: A buffer that grew for one large packet is given back when it is this much too large.
-_SHRINK_ABOVE: Final = 4 * READ_SIZE
+#: Room for what one read brings. Large reads make columns cheap: a batch costs as much as some
+#: thousand rows before its first one.
+READ_SIZE: Final = 4 << 20
+#: A buffer that grew beyond this for one large packet is given back.
+_SHRINK_ABOVE: Final = READ_SIZE
 
 _OP_NAMES: Final = pa.array([op.value for op in Op], pa.string())
 _OPS: Final = {

@@ -118,7 +118,8 @@ def _piece(
 
 def _datatypes(decoded: pa.RecordBatch, found: _Unwrapped) -> _Array:
     datatypes = decoded.column("datatype").to_numpy().astype(np.int32)
-    datatypes[list(found.bodies)] &= ~_WRAPPED
+    if found.bodies:
+        datatypes[list(found.bodies)] &= ~_WRAPPED
     return pa.array(datatypes)
 
 

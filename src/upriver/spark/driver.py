@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..model import FailoverLog
 from .admission import Limits
-from .offsets import Offset, SourceIdentity
+from .offsets import Offset, Progress, SourceIdentity
 from .options import ReadOptions
 from .planning import VBucketFacts, from_beginning, from_latest, from_positions, plan
 
@@ -39,8 +39,8 @@ _T = TypeVar("_T")
 _POLL: Final = 0.02
 #: Seconds between two attempts to find a node.
 _PAUSE: Final = 0.2
-#: Seconds between two looks at vbuckets that seem to stand still: after a failover a vbucket can
-#: come to the very seqno that it had before.
+#: Seconds within which every vbucket that seems to stand still is looked at: after a failover one
+#: can come to the very seqno that it had before.
 _SWEEP: Final = 5.0
 #: How often a history is asked for again while it changes under our eyes.
 _MOST_LOOKS: Final = 20
@@ -66,9 +66,12 @@ class Driver:
             timeout=options.request_timeout,
             patience=min(patience, options.retry_timeout),
         )
-        self._swept_at = -_SWEEP
-        #: Vbuckets of the last batch: only another look tells whether its tasks were refused.
-        self._unproved: set[int] = set()
+        #: Up to when the vbuckets that stand still were looked at, and which of them is the next.
+        self._swept_at = time.monotonic()
+        self._next_swept = 0
+        #: Vbuckets whose newest step is known not to have been refused: only a look at what was
+        #: purged since it was read tells, and once it does, nothing can refuse that step any more.
+        self._proved: set[int] = set()
         self._row_size = _USUAL_ROW
         self._sampled_at = -_SAMPLE_SECONDS
         #: How far the bucket was at the last look.
@@ -139,18 +142,16 @@ class Driver:
         """Where the next batch ends; equal to ``previous`` if nothing happens for a while."""
         deadline = time.monotonic() + patience
         while True:
-            facts = self._facts(previous, self._moved(previous))
+            facts = self._facts(previous)
             if facts:
                 if limits.bytes is not None:
                     self._learn_row_size(previous, facts)
                     limits = Limits(limits.rows, limits.bytes, self._row_size, limits.target)
                 planned = plan(previous, facts, limits)
-                self._unproved -= facts.keys()
-                if planned != previous:
+                self._proved |= {vb for vb, fact in facts.items() if not fact.refused}
+                if planned is not previous:
                     self._refuse_losses(previous, planned, facts)
-                    self._unproved |= {
-                        vb for vb, step in planned.progress.items() if step != previous.at(vb)
-                    }
+                    self._proved -= {vb for vb in facts if _reads(planned.at(vb), previous.at(vb))}
                     return planned
             if time.monotonic() >= deadline:
                 return previous
@@ -181,22 +182,47 @@ class Driver:
         chosen = self._options.vbuckets
         return [vb for vb in vbuckets if chosen is None or vb in chosen]
 
-    def _moved(self, previous: Offset) -> dict[int, Sight]:
-        """Those vbuckets that may have something new."""
+    def _facts(self, previous: Offset) -> dict[int, VBucketFacts]:
+        """What is known of those vbuckets that may have something new."""
         self.highs = self._patiently(self._survey.high_seqnos)
         vbuckets = self._wanted(self.highs)
-        now = time.monotonic()
-        if now - self._swept_at < _SWEEP:
-            vbuckets = [
-                vb
-                for vb in vbuckets
-                if vb in self._unproved or self.highs[vb] != previous.at(vb).seqno
-            ]
-        else:
-            self._swept_at = now
-        return self._patiently(lambda: self._survey.look(vbuckets)) if vbuckets else {}
+        due = self._due(vbuckets)
+        may_be_new = [
+            vb
+            for vb in vbuckets
+            if self.highs[vb] != (at := previous.at(vb)).seqno
+            or (len(at.log) and (vb not in self._proved or vb in due))
+        ]
+        facts = self._same_branch(previous, [vb for vb in may_be_new if vb in self._proved])
+        others = [vb for vb in may_be_new if vb not in facts]
+        if others:
+            sights = self._patiently(lambda: self._survey.look(others))
+            facts |= self._facts_of(previous, sights)
+        return facts
 
-    def _facts(self, previous: Offset, sights: dict[int, Sight]) -> dict[int, VBucketFacts]:
+    def _due(self, vbuckets: list[int]) -> set[int]:
+        """Those whose turn it is to be looked at, however still they stand."""
+        now, count = time.monotonic(), len(vbuckets)
+        turns = min(count, int((now - self._swept_at) / _SWEEP * count))
+        if turns == 0:
+            return set()
+        self._swept_at = now if turns == count else self._swept_at + turns / count * _SWEEP
+        first, self._next_swept = self._next_swept, (self._next_swept + turns) % count
+        return {vbuckets[turn % count] for turn in range(first, first + turns)}
+
+    def _same_branch(self, previous: Offset, vbuckets: list[int]) -> dict[int, VBucketFacts]:
+        """The facts of vbuckets that are still on their branch.
+
+        Their seqnos were asked for before. Nothing else has to be known of them, and a history is
+        a tenth of what statistics are.
+        """
+        return {
+            vb: VBucketFacts(self.highs[vb], at.log)
+            for vb, log in (self._survey.failover_logs(vbuckets) if vbuckets else {}).items()
+            if len((at := previous.at(vb)).log) and at.vbuuid == log.newest.vbuuid
+        }
+
+    def _facts_of(self, previous: Offset, sights: dict[int, Sight]) -> dict[int, VBucketFacts]:
         facts: dict[int, VBucketFacts] = {}
         unknown: dict[int, Sight] = {}
         for vbucket, sight in sights.items():
@@ -282,3 +308,8 @@ class Driver:
             _log.warning("the size of changes is not known: %s", problem)
         if rows:
             self._row_size = size / rows
+
+
+def _reads(step: Progress, before: Progress) -> bool:
+    """Whether a step is a new one, and asks a producer for anything."""
+    return step != before and step.start < step.seqno

@@ -67,6 +67,7 @@ _LINE: Final = re.compile(
     r"(?: from:(?P<origin>\d{1,20}))?(?: purge:(?P<purge>\d{1,20}))?(?P<rollback> rollback)?",
     re.ASCII,
 )
+_NAME: Final = re.compile(r"0|[1-9]\d{0,4}", re.ASCII)
 _NEW_START: Final = "start the query with a new checkpoint location"
 
 
@@ -113,6 +114,8 @@ class Progress:
     purge_seqno: int = 0
     #: Whether the newest step begins with a rollback row.
     rolled_back: bool = False
+    #: Its line, once somebody has asked: most vbuckets of two offsets are the same.
+    _line: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def vbuuid(self) -> int:
@@ -133,6 +136,11 @@ class Progress:
         return StreamOffset(self.vbuuid, newest.seqno, Snapshot(before, newest.bound))
 
     def line(self) -> str:
+        if not self._line:
+            object.__setattr__(self, "_line", self._written())
+        return self._line
+
+    def _written(self) -> str:
         words = [str(self.seqno)]
         if self.branch:
             words.append(f"b{self.branch}")
@@ -282,7 +290,7 @@ def _check_source(stored: Mapping[str, Any], source: SourceIdentity) -> None:
 def _vbuckets(lines: Mapping[Any, Any], count: int) -> list[tuple[int, Progress]]:
     found = []
     for name, line in lines.items():
-        if not (isinstance(name, str) and re.fullmatch(r"0|[1-9]\d{0,4}", name, re.ASCII)):
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise _damaged(f"{name!r} is no vbucket")
         vbucket = int(name)
         if vbucket >= count:

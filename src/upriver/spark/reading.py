@@ -110,7 +110,7 @@ def steps_between(
     for vbucket, progress in sorted(end.progress.items()):
         before = start.progress.get(vbucket) if start is not None else None
         is_read = progress.start < progress.seqno
-        if progress == before or not (is_read or progress.rolled_back):
+        if progress is before or progress == before or not (is_read or progress.rolled_back):
             continue
         step = _step(vbucket, progress)
         if branches.get(vbucket, progress.vbuuid) == progress.vbuuid:

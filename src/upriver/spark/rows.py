@@ -29,8 +29,8 @@ Columns are moved here, not rows. Nothing here knows a socket or a position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -41,21 +41,24 @@ from ..errors import ConfigError, RemoteProtocolError
 from ..model import Op
 from ..wire.columns.result import OPS
 from .bodies import XATTRS, Bodies, read_bodies
+from .fold import ROLLBACK
 from .options import RowFormat
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ROLLBACK", "RowBuilder", "arrow_schema", "spark_schema"]
+__all__ = ["RowBuilder", "arrow_schema", "spark_schema"]
 
-#: The ``op`` of a row that says: forget what this vbucket had above this seqno.
-ROLLBACK: Final = "rollback"
 
 _Array: TypeAlias = "pa.Array[Any]"
 _Numbers: TypeAlias = "npt.NDArray[Any]"
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_OP_NAMES: Final = tuple(op.value for op in OPS)
 _MUTATION: Final = OPS.index(Op.MUTATION)
+#: Columns of one text that are kept for the next batch: an op, a scope and a collection, and one
+#: more for batches that are smaller. Each is at most as large as a column of keys.
+_TEXTS_AT_HAND: Final = 4
 
 _MICROSECONDS: Final = 1_000_000
 _NANOSECONDS_EACH: Final = np.uint64(1_000)
@@ -170,22 +173,23 @@ class RowBuilder:
 
     def _batch(self, decoded: pa.RecordBatch, bodies: Bodies) -> pa.RecordBatch:
         op: Any = decoded.column("op")
+        ops = op.indices.to_numpy()
         cas = decoded.column("cas")
         columns = self._placed(decoded.column("vbucket").to_numpy(), decoded.column("seqno"))
         columns |= {
-            "op": op.dictionary.take(op.indices),
+            "op": _spelled(_OP_NAMES, ops),
             "key": decoded.column("key"),
             "value": bodies.value,
             "cas": cas.view(pa.int64()),
             "rev": decoded.column("rev").view(pa.int64()),
-            "flags": decoded.column("flags").cast(pa.int64()),
-            "expiry": _expiries(
-                decoded.column("expiry").to_numpy(), op.indices.to_numpy() == _MUTATION
-            ),
+            "flags": pa.array(decoded.column("flags").to_numpy().astype(np.int64)),
+            "expiry": _expiries(decoded.column("expiry").to_numpy(), ops == _MUTATION),
             "datatype": bodies.datatype,
             "event_time": _event_times(cas.to_numpy()),
         }
-        columns["scope"], columns["collection"] = self._named(decoded.column("collection"))
+        columns["scope"], columns["collection"] = self._named(
+            decoded.column("collection").to_numpy()
+        )
         if bodies.xattrs is not None:
             columns["xattrs"] = bodies.xattrs
         if bodies.corrupt is not None and self._rows.corrupt_column is not None:
@@ -208,12 +212,15 @@ class RowBuilder:
             "vbuuid": pa.array(self._vbuuids[vbuckets].view(np.int64)),
         }
 
-    def _named(self, collections: _Array) -> tuple[_Array, _Array]:
-        encoded: Any = collections.dictionary_encode()
-        names = [self._name(number) for number in encoded.dictionary.to_pylist()]
-        scopes = pa.array([scope for scope, _ in names], pa.string())
-        titles = pa.array([collection for _, collection in names], pa.string())
-        return scopes.take(encoded.indices), titles.take(encoded.indices)
+    def _named(self, collections: _Numbers) -> tuple[_Array, _Array]:
+        if (collections == collections[0]).all():
+            numbers, indices = collections[:1], np.zeros(len(collections), np.int8)
+        else:
+            encoded: Any = pa.array(collections).dictionary_encode()
+            numbers, indices = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        names = [self._name(number) for number in numbers.tolist()]
+        scopes, titles = zip(*names, strict=True)
+        return _spelled(scopes, indices), _spelled(titles, indices)
 
     def _name(self, number: int) -> tuple[str | None, str]:
         if number not in self._known:
@@ -232,6 +239,19 @@ class RowBuilder:
             ],
             schema=self._schema,
         )
+
+
+def _spelled(texts: Sequence[str | None], indices: _Numbers) -> _Array:
+    """A column of some texts, of which there is most often but one in a batch."""
+    count, first = len(indices), texts[indices[0]]
+    if first is not None and (len(texts) == 1 or (indices == indices[0]).all()):
+        return _repeated(first, 1 << (count - 1).bit_length()).slice(0, count)
+    return pa.array(texts, pa.string()).take(indices)
+
+
+@lru_cache(maxsize=_TEXTS_AT_HAND)
+def _repeated(text: str, count: int) -> _Array:
+    return pa.repeat(text, count)
 
 
 def _expiries(seconds: _Numbers, mutations: _Numbers) -> _Array:

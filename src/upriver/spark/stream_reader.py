@@ -62,10 +62,12 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The end of the batch that was planned last, which is not replayed.
         self._planned: dict[str, Any] | None = None
         self._reached: Offset | None = None
+        #: The newest offsets as Spark has them: it gives each back several times.
+        self._known: list[tuple[dict[str, Any], Offset]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         at_work = dict.fromkeys(("_driver", "_target", "_planned", "_reached"))
-        return {**self.__dict__, **at_work}
+        return {**self.__dict__, **at_work, "_known": []}
 
     @property
     def _at_work(self) -> Driver:
@@ -93,15 +95,32 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         driver = self._at_work
-        previous = driver.offset_of(start)
+        previous = self._offset(start)
         if previous is None:
-            return driver.first_offset().to_dict()
+            return self._told(driver.first_offset())
         patience = 0.0 if self._target is not None else self._options.long_poll
         planned = driver.next_offset(previous, self._limits(limit), patience=patience)
         self._reached = planned
         # what is equal must be the same text, and it is if it is the same object
-        self._planned = start if planned == previous else planned.to_dict()
+        self._planned = start if planned is previous else self._told(planned)
         return self._planned
+
+    def _told(self, offset: Offset) -> dict[str, Any]:
+        """An offset for Spark, which is remembered."""
+        told = offset.to_dict()
+        self._known = [*self._known[-1:], (told, offset)]
+        return told
+
+    def _offset(self, stored: dict[str, Any]) -> Offset | None:
+        """An offset that Spark gives back; None if nothing was decided yet."""
+        source = self._at_work.identity()  # it may be another bucket of that name by now
+        for told, offset in self._known:
+            if offset.source == source and told == stored:
+                return offset
+        found = self._at_work.offset_of(stored)
+        if found is not None:
+            self._known = [*self._known[-1:], (stored, found)]
+        return found
 
     def _limits(self, limit: ReadLimit) -> Limits:
         everything = isinstance(limit, ReadAllAvailable)
@@ -120,7 +139,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[StepsPartition]:
         driver = self._at_work
-        first, last = driver.offset_of(start), driver.offset_of(end)
+        first, last = self._offset(start), self._offset(end)
         if first is None or last is None:
             return []
         branches = None if end == self._planned else driver.newest_branches(last)

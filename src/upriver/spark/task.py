@@ -25,6 +25,7 @@ from ..model import FailoverLog
 from ..session.events import RolledBack, Rows, StreamOpened
 from ..session.position import Position
 from .filters import Wanted
+from .kept import Wish, consumer_for, keep
 from .options import ReadOptions
 from .reading import ReadStep, Verdict, judge
 from .rows import RowBuilder
@@ -34,6 +35,8 @@ __all__ = ["read_steps", "read_whole_snapshots"]
 _VBUCKETS: Final = 1 << 16
 #: Seconds between two attempts to find a node that knows a branch.
 _PAUSE: Final = 0.2
+#: Seconds for the map of a cluster to get about: until then a node may be missing in all maps.
+_MAP_SECONDS: Final = 3.0
 
 
 def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
@@ -67,20 +70,35 @@ def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.R
         yield builder.rollbacks(rollbacks)
     wanted = {step.vbucket: step for step in steps if step.has_range}
     positions = {vb: _position(step) for vb, step in wanted.items()}
-    deadline = time.monotonic() + options.retry_timeout
+    anew = False
+    since = 0.0
     while positions:
-        attempt = _Attempt(options, wanted, positions, names)
+        attempt = _Attempt(options, wanted, positions, names, anew=anew)
         for batch in attempt.batches():
             yield from builder.changes(batch)
         positions = attempt.not_found
         if positions:
             vbucket = next(iter(positions))
-            if time.monotonic() >= deadline:
+            since = since or time.monotonic()
+            waited = time.monotonic() - since
+            if waited >= options.retry_timeout or (
+                waited >= _MAP_SECONDS and _is_gone(options, wanted[vbucket])
+            ):
                 raise UpriverError(
                     f"DCP-UNKNOWN-BRANCH vb={vbucket}: no node has the branch "
                     f"{wanted[vbucket].offset.vbuuid:#x} that the batch was planned for"
                 )
             time.sleep(_PAUSE)
+            anew = True  # with the newest map
+
+
+def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
+    """Whether all nodes answer, and none has the step's branch in its history."""
+    try:
+        with Survey(options.source, options.access, timeout=options.request_timeout) as survey:
+            return step.offset.vbuuid not in survey.known_branches(step.vbucket)
+    except UpriverError:
+        return False  # who does not answer may have it
 
 
 def read_whole_snapshots(
@@ -147,8 +165,13 @@ class _Attempt:
         steps: dict[int, ReadStep],
         positions: dict[int, Position],
         names: _CollectionNames,
+        *,
+        anew: bool,
     ) -> None:
-        self._options = options
+        self._wish = Wish(
+            options.source, options.access, _settings(options, rollback=RollbackPolicy.STOP)
+        )
+        self._anew = anew
         self._steps = steps
         self._positions = positions
         self._names = names
@@ -156,20 +179,25 @@ class _Attempt:
         self.not_found: dict[int, Position] = {}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        settings = _settings(
-            self._options,
-            start=self._positions,
-            end={vb: self._steps[vb].end for vb in self._positions},
-            rollback=RollbackPolicy.STOP,
-        )
-        ends = _as_array({vb: self._steps[vb].end for vb in self._positions})
-        with _consumer(self._options, settings) as consumer:
+        ends = {vb: self._steps[vb].end for vb in self._positions}
+        last = _as_array(ends)
+        consumer = consumer_for(self._wish, self._positions, ends, anew=self._anew)
+        good = False
+        try:
             self._names.consumer = consumer
+            undisturbed = True
             for event in consumer.events():
                 if isinstance(event, Rows):
-                    yield _up_to(event.batch, ends)
+                    yield _up_to(event.batch, last)
                 elif isinstance(event, RolledBack):
+                    undisturbed = False
                     self._left(event)
+            good = undisturbed
+        finally:
+            if good:
+                keep(self._wish, consumer)
+            else:
+                consumer.close()
 
     def _left(self, event: RolledBack) -> None:
         """A vbucket is not to be read any further here."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from ...errors import DecodeError
 from ..framing import packet_length
 from ..header import HEADER_SIZE, MAGICS
-from .result import Decoded
+from .result import NOTHING, Decoded
 
 __all__ = ["MAX_WINDOW", "Buffer", "Implementation"]
 
@@ -45,12 +45,12 @@ class Implementation:
         where a later one cannot, those before it are returned, and the next call raises.
         """
         view = memoryview(buffer).cast("B")[:MAX_WINDOW]
-        decoded = self.decode_window(view, collections)
-        if not decoded.consumed:
-            head = bytes(view[:HEADER_SIZE])
-            del view  # an exception would keep it, and with it lock a bytearray
-            _refuse_unreadable(head)
-        return decoded
+        head, size = bytes(view[:HEADER_SIZE]), len(view)
+        del view  # an exception would keep it, and with it lock a bytearray
+        # what is left of a buffer is often a part of a frame, and columns are not made for that
+        if not _is_whole(head, size):
+            return NOTHING
+        return self.decode_window(memoryview(buffer).cast("B")[:MAX_WINDOW], collections)
 
     def patch_opaque(self, buffer: bytearray | memoryview, opaque: int) -> int:
         """Writes ``opaque`` into every frame of ``buffer``, and returns how many there are.
@@ -70,12 +70,12 @@ class Implementation:
         return frames
 
 
-def _refuse_unreadable(head: bytes) -> None:
-    """Raises for a frame that cannot be cut; returns if only more bytes are needed.
+def _is_whole(head: bytes, size: int) -> bool:
+    """Whether the frame that begins so is within ``size`` bytes; raises if it cannot be cut.
 
     Draft 002 can be cut, but shares no frame with DCP, so it is refused as well.
     """
-    packet_length(head)
+    length = packet_length(head)
     if head and head[0] not in MAGICS:
         raise DecodeError(
             dialect="dcp",
@@ -85,3 +85,4 @@ def _refuse_unreadable(head: bytes) -> None:
             rule=f"{head[0]:#04x} begins a packet of draft 002",
             usable=False,
         )
+    return length is not None and length <= size

@@ -98,16 +98,16 @@ def _frames(view: memoryview, raw: _Bytes) -> tuple[_Numbers, _Numbers]:
     raw.max(initial=0)  # a read in order brings the bytes near faster than the walk's jumps would
     read = _BODY.unpack_from
     places: list[int] = []  # of the lengths, because they are all that is read
-    found = places.append
-    at = _BODY_AT
+    at, header_size = _BODY_AT, HEADER_SIZE
     end = len(view) + _BODY_AT
-    last = end - HEADER_SIZE
+    last = end - header_size
     while at <= last:
-        found(at)
-        at += read(view, at)[0] + HEADER_SIZE
+        places.append(at)
+        (body,) = read(view, at)
+        at += body + header_size
     if at <= end:
-        found(at)
-    edges = np.array(places, np.int64) - _BODY_AT
+        places.append(at)
+    edges = np.fromiter(places, np.int64, len(places)) - _BODY_AT
     starts, ends = edges[:-1], edges[1:]
     # Behind a frame that is none the walk went astray, but never outside, so it is cut off here.
     sound = _IS_MAGIC[raw[starts]] & (ends - starts <= HEADER_SIZE + MAX_BODY)
@@ -168,30 +168,39 @@ def _changes(raw: _Bytes, starts: _Numbers, ends: _Numbers, collections: bool) -
     lengths = header["lengths"].astype(np.int64)
     extras_length = header["extras_length"]
     kind = _KINDS[header["opcode"].astype(np.int64) << 8 | extras_length]
-    flexible = header["magic"] == FLEX_REQUEST
-    frames_length = np.where(flexible, lengths >> 8, 0)
-    key_length = np.where(flexible, lengths & 0xFF, lengths)
-    extras_at = starts + HEADER_SIZE + frames_length
+    plain = header["magic"] == REQUEST
+    extras_at, key_length = starts + HEADER_SIZE, lengths
+    if not plain.all():
+        flexible = header["magic"] == FLEX_REQUEST
+        frames_length = np.where(flexible, lengths >> 8, 0)
+        key_length = np.where(flexible, lengths & 0xFF, lengths)
+        extras_at = extras_at + frames_length
+        plain |= flexible & (frames_length == _STREAM_ID_SIZE)
     key_at = extras_at + extras_length
     value_at = key_at + key_length
     least, most = (2, MAX_PREFIXED_KEY) if collections else (1, MAX_KEY)
     likely = (
         _DATATYPES[kind, header["datatype"]]  # false for what is no change
-        & ((header["magic"] == REQUEST) | (flexible & (frames_length == _STREAM_ID_SIZE)))
+        & plain
         & (key_length >= least)
         & (key_length <= most)
         & (value_at <= ends)
         & (ends - value_at <= MAX_STORED_VALUE)
     )
     frame = np.flatnonzero(likely)
+    all_of_them = frame.size == starts.size
+
+    def of_these(column: _Records) -> _Records:
+        return column if all_of_them else column.take(frame)
+
     changes = _Changes(
         frame,
-        kind.take(frame),
-        header.take(frame),
-        key_at.take(frame),
-        value_at.take(frame),
-        ends.take(frame),
-        _gather(raw, extras_at.take(frame), _EXTRAS),
+        of_these(kind),
+        of_these(header),
+        of_these(key_at),
+        of_these(value_at),
+        of_these(ends),
+        _gather(raw, of_these(extras_at), _EXTRAS),
         np.zeros(frame.size, np.uint64),
     )
     changes = changes.where(_sound_extras(changes) & _sound_frames(raw, starts, changes))

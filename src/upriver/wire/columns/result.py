@@ -16,6 +16,7 @@ from ...model import Op
 
 __all__ = [
     "FIXED",
+    "NOTHING",
     "OPS",
     "SCHEMA",
     "ControlFrame",
@@ -76,6 +77,10 @@ class Decoded:
     batch: pa.RecordBatch
     #: Every other frame, in order: messages that are no changes, and changes that break a rule.
     controls: tuple[ControlFrame, ...]
+
+
+#: What a buffer without a whole frame holds.
+NOTHING: Final = Decoded(0, pa.RecordBatch.from_pylist([], schema=SCHEMA), ())
 
 
 def allocate_fixed(rows: int) -> dict[str, pa.Buffer]:
