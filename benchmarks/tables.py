@@ -2,7 +2,8 @@
 
     python benchmarks/tables.py [--docs 1000000] [--quick]
 
-The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet.
+The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet,
+twice: Java is several times as fast once it has compiled what runs often.
 Updates come from a producer in a process of its own; every batch of them is 10,000 documents
 chosen at random, and its time is what the pipeline itself records.
 """
@@ -42,8 +43,8 @@ def show(name: str, documents: int, seconds: float, beside: str = "") -> None:
     )
 
 
-def first_loads(spark: SparkSession, documents: int, scratch: Path) -> None:
-    print(f"first load of {documents:,} documents of 200 B from a recorded stream:")
+def first_loads(spark: SparkSession, documents: int, scratch: Path, when: str) -> None:
+    print(f"first load of {documents:,} documents of 200 B from a recorded stream, {when}:")
     with replaying(64, documents) as port:
         source = f"couchbase://127.0.0.1:{port}/default"
         rows = spark.read.format("dcp").load(source)
@@ -112,7 +113,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("OFF")
     scratch = Path(tempfile.mkdtemp(prefix="upriver-tables-"))
     try:
-        first_loads(spark, documents, scratch)
+        first_loads(spark, documents, scratch / "cold", "in a Spark that has just started")
+        first_loads(spark, documents, scratch / "warm", "in the same Spark again")
         updates(spark, documents, batches, scratch)
         updates(spark, 4 * documents, max(3, batches // 4), scratch)
     finally:

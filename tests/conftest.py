@@ -1,8 +1,16 @@
-"""Makes the helpers beside the tests importable."""
+"""Makes the helpers beside the tests importable, and settles how Hypothesis looks for examples."""
 
+import os
 import sys
 from pathlib import Path
+
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 for room in ("wire", "producer", "store", "consumer"):
     sys.path.insert(0, str(Path(__file__).parent / room))
+
+# The same examples every time, so that a change is judged by itself; HYPOTHESIS_PROFILE=default
+# has others in every run. A busy machine is no reason to fail.
+settings.register_profile("upriver", deadline=None, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "upriver"))

@@ -44,7 +44,7 @@ def test_every_row_is_in_the_files_of_its_group(spark: SparkSession, tmp_path: P
 
 
 def test_files_of_attempts_that_do_not_count_are_no_data(tmp_path: Path) -> None:
-    writer = grouped_files._Writer("g", tmp_path)
+    writer = grouped_files.GroupedWriter("g", tmp_path)
     lost = writer.write(iter([batch((1, 0), (2, 1))]))
     counted = writer.write(iter([batch((1, 0), (2, 1), (3, 1))]))
     assert lost != counted
@@ -54,7 +54,7 @@ def test_files_of_attempts_that_do_not_count_are_no_data(tmp_path: Path) -> None
 
 def test_a_failed_job_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "data"
-    writer = grouped_files._Writer("g", directory)
+    writer = grouped_files.GroupedWriter("g", directory)
     writer.abort([writer.write(iter([batch((1, 0))])), None])
     assert not directory.exists()
 
@@ -63,7 +63,7 @@ def test_gathered_rows_are_written_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped_files, "_MOST_GATHERED", 1)
-    writer = grouped_files._Writer("g", tmp_path)
+    writer = grouped_files.GroupedWriter("g", tmp_path)
     parts = [batch((1, 5), (2, 6)), batch((3, 5)), batch((4, 6), (5, 5), (6, 5))]
     writer.commit([writer.write(iter(parts))])
     assert groups_in(tmp_path) == {"g=5": [1, 3, 5, 6], "g=6": [2, 4]}

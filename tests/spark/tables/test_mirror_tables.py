@@ -23,9 +23,10 @@ from tablekit import (
 )
 
 from upriver.errors import ConfigError
-from upriver.spark.tables import grouped_files
+from upriver.spark.tables import first_load, grouped_files, mirror_table
 from upriver.spark.tables.api import mirror
 from upriver.spark.tables.delta import Commit, DataFiles, DeltaFolder
+from upriver.spark.tables.first_load import write_first
 from upriver.spark.tables.mirror_table import MirrorTable
 from upriver.spark.tables.shape import MirrorShape
 from upriver.spark.tables.verify import verify
@@ -72,6 +73,33 @@ def test_documents_come_change_and_leave(
     assert {vb: int(at.split()[0]) for vb, at in found[1].items()} == {
         str(vb): bucket.high(vb) for vb in range(VBUCKETS)
     }
+
+
+@pytest.mark.parametrize("most", [first_load._MOST_ROWS, 0], ids=["by the driver", "by Spark"])
+def test_a_first_load_has_what_lives_of_every_collection(
+    spark: SparkSession,
+    bucket: ModelledBucket,
+    tmp_path: Path,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(first_load, "_MOST_ROWS", most)
+    taken = []
+    monkeypatch.setattr(mirror_table, "write_first", lambda *args: taken.append(write_first(*args)))
+    table = tmp_path / "documents"
+    filled(bucket)
+    bucket.delete(1, b"k1")
+    other = bucket.producer.bucket.create_collection(0, "other")
+    bucket.producer.write(b"k2", b"of the other", 2, other.id)
+    caught_up(spark, bucket.producer, table)
+    assert taken == [None]
+    rows = sorted(rows_of(table), key=lambda row: (row["collection"], row["key"]))
+    last = rows.pop()
+    assert (last["collection"], last["key"], last["value"]) == ("other", b"k2", b"of the other")
+    assert {row["key"]: row["value"] for row in rows} == bucket.documents()
+    assert all(row["vbucket_group"] == row["vbucket"] % 64 for row in rows)
+    compared = verify(spark, source=bucket.producer.source, table=str(table))
+    assert (compared.equal, compared.differing) == (len(rows) + 1, 0)
 
 
 def test_a_first_load_takes_the_newest_change_of_documents_that_changed_twice(

@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ...errors import ConfigError
-from .grouped_files import ATTEMPTS, UNIQUE_COLUMNS, write_grouped
+from .grouped_files import ATTEMPTS, UNIQUE_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,25 +174,20 @@ class DeltaFolder:
 
     def write(self, rows: DataFrame) -> DataFiles:
         """Has the executors write rows into new files beside those of the table."""
-        directory = self._new_directory()
         spark = rows.sparkSession
         before = spark.conf.get(_TIMESTAMPS[0], None)
         spark.conf.set(*_TIMESTAMPS)
         try:
-            rows.write.options(**_WRITING).parquet(str(directory))
+            return self.written(lambda place: rows.write.options(**_WRITING).parquet(str(place)))
         finally:
             if before is not None:
                 spark.conf.set(_TIMESTAMPS[0], before)
-        return _described(directory, self.path)
 
-    def write_grouped(self, rows: DataFrame, by: str) -> DataFiles:
-        """The same for many rows of a table that has the partition column ``by``."""
-        directory = self._new_directory()
-        write_grouped(rows, by, directory)
+    def written(self, write: Callable[[Path], None]) -> DataFiles:
+        """What ``write`` writes into a new directory beside the files of the table."""
+        directory = self.path / f"data-{uuid.uuid4().hex}"
+        write(directory)
         return _described(directory, self.path)
-
-    def _new_directory(self) -> Path:
-        return self.path / f"data-{uuid.uuid4().hex}"
 
     def commit(
         self,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["ATTEMPTS", "UNIQUE_COLUMNS", "register", "write_grouped"]
+__all__ = ["ATTEMPTS", "UNIQUE_COLUMNS", "GroupedWriter", "register", "save", "write_grouped"]
 
 #: Where attempts write; its name says to whoever lists the directory that it holds no data.
 ATTEMPTS: Final = "_attempts"
@@ -43,10 +43,14 @@ def register(spark: SparkSession) -> None:
 
 def write_grouped(rows: DataFrame, by: str, directory: Path) -> None:
     """Writes rows to ``directory/<by>=<group>/*.parquet``; the column ``by`` has whole numbers."""
+    save(rows, _GroupedFiles.name(), by=by, path=str(directory))
+
+
+def save(rows: DataFrame, name: str, **options: str) -> None:
+    """Has a format of ours write rows."""
     # it makes its session that of the thread, which is where Spark looks for the format
     rows.sparkSession.createDataFrame([], "nothing int")
-    writer = rows.write.format(_GroupedFiles.name()).mode("append")
-    writer.options(by=by, path=str(directory)).save()
+    rows.write.format(name).mode("append").options(**options).save()
 
 
 class _GroupedFiles(DataSource):
@@ -54,8 +58,8 @@ class _GroupedFiles(DataSource):
     def name(cls) -> str:
         return "upriver-grouped-files"
 
-    def writer(self, schema: StructType, overwrite: bool) -> _Writer:
-        return _Writer(self.options["by"], Path(self.options["path"]))
+    def writer(self, schema: StructType, overwrite: bool) -> GroupedWriter:
+        return GroupedWriter(self.options["by"], Path(self.options["path"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class _Written(WriterCommitMessage):
     attempt: str
 
 
-class _Writer(DataSourceArrowWriter):
+class GroupedWriter(DataSourceArrowWriter):
     """It is pickled to the tasks."""
 
     def __init__(self, by: str, directory: Path) -> None:
@@ -74,10 +78,14 @@ class _Writer(DataSourceArrowWriter):
         attempt = uuid.uuid4().hex
         with ExitStack() as stack:
             files = _Files(self._by, self._directory / ATTEMPTS / attempt, attempt, stack)
-            for batch in iterator:
+            for batch in self._rows(iterator):
                 files.add(batch)
             files.flush()
         return _Written(attempt)
+
+    def _rows(self, told: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows to write, of what Spark gives to a task."""
+        return told
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Takes the files of the tasks that Spark counts, and no others."""

@@ -111,6 +111,11 @@ class MirrorKeeper:
     def _set_many(self, spark: SparkSession, after: int, commit: Commit) -> None:
         from pyspark.sql import functions as f
 
+        if after < 0 and not self._per_collection:
+            table = self._table(self._place.root, self._rows(spark, after).schema)
+            if table.load_first(spark, self._log, commit):
+                self._on_step("table")
+                return
         states = self._shape.rows(final_states(spark, self._log, after))
         if not self._per_collection:
             self._table(self._place.root, states.schema).set(states, commit)

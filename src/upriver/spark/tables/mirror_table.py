@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .change_log import ChangeLog
 from .delta import Commit, DataFiles, DeltaFolder, again_after_conflicts
+from .first_load import has_each_document_once, write_first
+from .grouped_files import write_grouped
 from .shape import GONE, GROUP, MirrorShape
 from .states import DOCUMENT, same_document
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = ["MERGED_BY_DRIVER", "MirrorTable", "newest_rows"]
@@ -52,6 +55,15 @@ class MirrorTable:
 
         columns = [field for field in states.fields if field.name != GONE]
         self.folder.create(StructType(columns), properties, partition_by=[GROUP])
+
+    def load_first(self, spark: SparkSession, log: ChangeLog, commit: Commit) -> bool:
+        """Fills it from a history, if it is empty and the history simple; says whether it has."""
+        simple = self.shape.is_plain and not self.folder.files()
+        if not simple or not has_each_document_once(spark, log):
+            return False
+        files = self.folder.written(lambda place: write_first(spark, log, self.shape, place))
+        self.folder.commit(files, commit)
+        return True
 
     def set(self, states: DataFrame, commit: Commit) -> None:
         """Sets documents to their final states."""
@@ -99,7 +111,8 @@ class MirrorTable:
     def _load(self, states: DataFrame, commit: Commit) -> None:
         from pyspark.sql import functions as f
 
-        files = self.folder.write_grouped(states.where(~f.col(GONE)).drop(GONE), GROUP)
+        live = states.where(~f.col(GONE)).drop(GONE)
+        files = self.folder.written(lambda place: write_grouped(live, GROUP, place))
         self.folder.commit(files, commit)
 
     def _rewrite(self, states: DataFrame, commit: Commit) -> None:
@@ -115,7 +128,8 @@ class MirrorTable:
         named = states.select(*DOCUMENT).alias("named")
         kept = held.join(named, same_document("held", "named"), "left_anti")
         both = kept.withColumn(GROUP, self.shape.group()).unionByName(live)
-        folder.commit(folder.write_grouped(both, GROUP), commit, instead_of=files, seen=seen)
+        written = folder.written(lambda place: write_grouped(both, GROUP, place))
+        folder.commit(written, commit, instead_of=files, seen=seen)
 
 
 def newest_rows(rows: pa.Table) -> pa.Table:

@@ -25,7 +25,7 @@ from ..driver import Driver
 from ..offsets import Offset
 from ..rows import spark_schema
 from ..session import register
-from . import grouped_files, maintenance
+from . import first_load, grouped_files, maintenance
 from .change_log import ChangeLog
 from .delta import DeltaFolder
 from .keeper import MirrorKeeper
@@ -201,6 +201,7 @@ def start_pipeline(
     """Checks that table, checkpoint and source belong together, and starts."""
     register(spark)
     grouped_files.register(spark)
+    first_load.register(spark)
     checkpoint = settings.checkpoint or place.checkpoint
     offsets = OffsetLog(checkpoint)
     with ExitStack() as stack:

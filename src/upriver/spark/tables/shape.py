@@ -92,6 +92,15 @@ class MirrorShape:
             groups=told["groups"],
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows are changes as they are, of the documents that live."""
+        return not (self.text or self.schema or self.keep_deleted)
+
+    @property
+    def plain_columns(self) -> list[str]:
+        return ["key", "value", *_METADATA]
+
     def group(self) -> Column:
         from pyspark.sql import functions as f
 

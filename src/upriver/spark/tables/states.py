@@ -24,7 +24,7 @@ from .change_log import BATCH_COLUMN, ChangeLog
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["CHANGE", "DOCUMENT", "final_states", "newest", "same_document"]
+__all__ = ["CHANGE", "DOCUMENT", "final_states", "newest", "repeated", "same_document"]
 
 #: What makes two rows rows of one document.
 DOCUMENT: Final = ("vbucket", "scope", "collection", "key")
@@ -69,17 +69,29 @@ def _newest_of_many(changes: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    named = changes.withColumn(_NAME, f.xxhash64(*DOCUMENT))
-    repeated = named.groupBy(_NAME).count().where("count > 1").select(_NAME)
-    count = repeated.count()
+    names = repeated(changes)
+    count = names.count()
     if count > _MOST_REPEATED:
         return newest(changes)
     if not count:
         return changes.withColumnRenamed("op", CHANGE)
-    few = f.broadcast(repeated)
+    few = f.broadcast(names)
+    named = changes.withColumn(_NAME, _name())
     once = named.join(few, _NAME, "left_anti").withColumnRenamed("op", CHANGE)
     several = newest(named.join(few, _NAME, "left_semi").drop(_NAME))
     return once.drop(_NAME).unionByName(several)
+
+
+def repeated(changes: DataFrame) -> DataFrame:
+    """The names, or rather hashes of the names, of documents that have several rows."""
+    names = changes.select(_name().alias(_NAME))
+    return names.groupBy(_NAME).count().where("count > 1").select(_NAME)
+
+
+def _name() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.xxhash64(*DOCUMENT)
 
 
 def newest(changes: DataFrame) -> DataFrame:
