@@ -21,7 +21,7 @@ from upriver.errors import ConfigError, UpriverError
 
 VBUCKETS = 8
 #: Seconds after which a command is taken for one that never ends.
-ENDLESS = 150
+ENDLESS = 300
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         with MapClient(cluster) as client:
             for number in range(200):
                 client.set(b"k%d" % number, bytes(1000))
+        assert_copies_equal(cluster)
         yield cluster
 
 

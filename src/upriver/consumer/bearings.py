@@ -103,6 +103,8 @@ class Bearings:
                 trouble = trouble or error
                 if not connection.reached:
                     break  # none reaches further than another
+                if connection.features or (isinstance(error, StatusError) and error.retriable):
+                    break  # it speaks this one, and what it refuses is something else
             connection.close()
             if self._access.user or self._settings.needs_dcp:
                 break  # the drafts know neither users nor what is asked for
@@ -133,7 +135,7 @@ class Bearings:
         found = ClusterMap.parse(
             text, reached=reached, tls=self._source.tls, network=self._settings.network
         )
-        if found.bucket != self._source.bucket:
+        if found.bucket not in ("", self._source.bucket):
             raise RemoteProtocolError(f"{reached} sent the map of the bucket {found.bucket!r}")
         return found
 
@@ -333,6 +335,10 @@ async def take_bearings(source: Source, access: Access, settings: ConsumerSettin
             except (AuthenticationFailed, BucketNotFound):
                 raise
             except ConnectionFailed as error:  # it was lost on the way
+                trouble = error
+            except StatusError as error:  # a node that warms up does not answer everything yet
+                if not error.retriable:
+                    raise
                 trouble = error
         pause = backoff.next_pause()
         if loop.time() + pause > deadline:

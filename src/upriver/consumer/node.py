@@ -26,10 +26,11 @@ from ..session.flow import ReceiveWindow
 from ..session.introduction import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
 from ..session.keepalive import Silence
 from ..session.opening import Opened, Opening, open_connection
+from ..wire import kv
 from ..wire.dialects import Dcp, Dialect
-from ..wire.framing import Framer
-from ..wire.messages import Request, Response
-from ..wire.names import Feature
+from ..wire.framing import packet_length
+from ..wire.messages import PlainResponse, Request, Response, StreamNoop
+from ..wire.names import Command, Feature
 from .access import Access
 from .settings import ConsumerSettings
 from .source import Address, Source
@@ -74,8 +75,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._framer = Framer()
         self._early = bytearray(_READ_SIZE)
+        #: The beginning of a packet whose rest is under way, before there is a session.
+        self._cut_off = bytearray()
         self._heard_any = False
         self._waiting: dict[int, asyncio.Future[Response]] = {}
         self._next_opaque = FIRST_OPAQUE
@@ -177,6 +179,8 @@ class NodeConnection(asyncio.BufferedProtocol):
     ) -> None:
         """From now on what comes is the session's."""
         self._session, self._on_events, self._on_lost = session, on_events, on_lost
+        session.feed(bytes(self._cut_off))
+        self._cut_off.clear()
 
     # ---- asking --------------------------------------------------------------------------
 
@@ -258,14 +262,20 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._over(hung_up(reason, secret=self._source.tls))
 
     def _read_early(self, size: int) -> None:
-        data = bytes(memoryview(self._early)[:size])
+        data, at = self._cut_off, 0
+        data += memoryview(self._early)[:size]
         try:
-            for packet in self._framer.feed(data):
-                message = self.dialect.decode(packet)
+            while (length := packet_length(data, at)) is not None and at + length <= len(data):
+                message = self.dialect.decode(bytes(data[at : at + length]))
+                at += length
                 if isinstance(message, Response):
                     self._answered(message)
+                elif isinstance(message, StreamNoop):
+                    alive = PlainResponse(command=Command.STREAM_NOOP, opaque=message.opaque)
+                    self._write(self.dialect.encode(alive))
         except DecodeError as problem:
             self._over(problem if self.features else stranger(data))
+        del data[:at]
 
     def _read(self, session: ConsumerSession, size: int) -> None:
         events = session.received(size)
@@ -305,12 +315,16 @@ class NodeConnection(asyncio.BufferedProtocol):
     # ---- time and end --------------------------------------------------------------------
 
     def _tick(self) -> None:
-        now = self._loop.time()
-        if self._reading and self._silence is not None and self._silence.is_gone(now):
-            waited = 2 * self._silence.interval
-            problem = f"gave no sign of life for {waited:g} seconds"
-            self._over(ConnectionFailed(problem, "is it overloaded, or the network cut?"))
-            return
+        now, silence = self._loop.time(), self._silence
+        if self._reading and silence is not None:
+            streams = self._session is not None and self._session.vbuckets
+            if not streams and silence.ask_now(now):
+                opaque, self._next_opaque = self._next_opaque, self._next_opaque + 1
+                self._write(self.dialect.encode(kv.Noop(opaque=opaque)))
+            elif silence.is_gone(now):
+                problem = f"gave no sign of life for {2 * silence.interval:g} seconds"
+                self._over(ConnectionFailed(problem, "is it overloaded, or the network cut?"))
+                return
         self._acknowledge()
         self._ticker = self._loop.call_later(_TICK, self._tick)
 

@@ -252,7 +252,7 @@ class Survey:
         except (ConnectionFailed, RemoteProtocolError):
             self._drop(link.address)
             raise
-        if found.bucket != self._source.bucket:
+        if found.bucket not in ("", self._source.bucket):
             raise RemoteProtocolError(f"{link.where} sent the map of {found.bucket!r}")
         self._map = found
         return found

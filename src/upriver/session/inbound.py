@@ -139,16 +139,23 @@ class _Columns(_Buffered):
         """What was decoded, up to the first packet that breaks a rule."""
         others, counted, size_of_others = [], 0, 0
         batch, problem = decoded.batch, None
+        odd: list[tuple[int, m.Mutation | m.Deletion]] = []
         for rows_before, offset, length in decoded.controls:
             packet = bytes(view[offset : offset + length])
             try:
-                others.append((rows_before, self._dialect.decode(packet)))
+                message = self._dialect.decode(packet)
             except DecodeError as broken:
                 batch, problem = batch.slice(0, rows_before), broken
                 break
+            if isinstance(message, m.Mutation | m.Deletion):
+                odd.append((rows_before, message))  # with framing extras that columns do not know
+                continue
+            others.append((rows_before + len(odd), message))
             counted += counted_size(packet)
             size_of_others += length
         rows_counted = decoded.consumed - size_of_others
+        if odd:
+            batch = _with_changes(batch, odd)
         return Chunk(batch, tuple(others), rows_counted, counted), problem
 
 
@@ -184,6 +191,18 @@ class _Messages(_Buffered):
             yield Chunk(_as_batch(changes), tuple(others), rows_counted, others_counted)
         if problem is not None:
             raise problem
+
+
+def _with_changes(
+    batch: pa.RecordBatch, odd: list[tuple[int, m.Mutation | m.Deletion]]
+) -> pa.RecordBatch:
+    """Rows with single changes among them, each behind so many of the rows."""
+    pieces, at = [], 0
+    for rows_before, change in odd:
+        pieces += [batch.slice(at, rows_before - at), _as_batch([change])]
+        at = rows_before
+    (whole,) = pa.Table.from_batches([*pieces, batch.slice(at)]).combine_chunks().to_batches()
+    return whole
 
 
 def _as_batch(changes: list[m.Mutation | m.Deletion]) -> pa.RecordBatch:

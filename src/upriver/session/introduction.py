@@ -130,27 +130,35 @@ def _authenticate(credentials: Credentials, *, secret: bool) -> _Talk:
     if answer.status is not Status.SUCCESS:
         raise _refused("to list its mechanisms", answer)
     offered = _value(answer).decode(errors="replace").split()
-    for mechanism in SCRAM_DIGESTS:
-        if mechanism in offered:
-            yield from _scram(mechanism, user, password)
+    mechanism = next((mechanism for mechanism in SCRAM_DIGESTS if mechanism in offered), None)
+    may_show = secret and _PLAIN in offered
+    if mechanism is not None:
+        judged = yield from _scram(mechanism, user, password)
+        if judged.status is not Status.AUTH_ERROR or not may_show:
+            _believed(judged, user, Status.SUCCESS)
             return
-    if _PLAIN not in offered or not secret:
+    elif not may_show:
         raise AuthenticationFailed(
             "offers no mechanism that keeps the password secret", "connect with couchbases://"
         )
+    # a server that asks a directory such as LDAP who somebody is needs the password itself
     payload = f"\0{user}\0{password}".encode()
     _believed((yield kv.SaslAuth(mechanism=_PLAIN, payload=payload)), user, Status.SUCCESS)
 
 
-def _scram(mechanism: str, user: str, password: str) -> _Talk:
+def _scram(mechanism: str, user: str, password: str) -> Generator[Request, Response, Response]:
+    """The last answer of an exchange: that the server believes us, or that it does not."""
     exchange = ScramClient(mechanism, user, password)
     challenge = yield kv.SaslAuth(mechanism=mechanism, payload=exchange.first())
+    if challenge.status is Status.AUTH_ERROR:
+        return challenge
     _believed(challenge, user, Status.AUTH_CONTINUE)
     try:
         proof = exchange.answer(_value(challenge))
         final = yield kv.SaslStep(mechanism=mechanism, payload=proof)
-        _believed(final, user, Status.SUCCESS)
-        exchange.check(_value(final))
+        if final.status is Status.SUCCESS:
+            exchange.check(_value(final))
+        return final
     except ValueError as problem:
         raise AuthenticationFailed(
             f"is not to be trusted: {problem}", "check the address"

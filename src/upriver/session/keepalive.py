@@ -66,16 +66,29 @@ class ProducerKeepalive:
 
 
 class Silence:
-    """A consumer's side: a producer that sends nothing for two intervals is gone."""
+    """A consumer's side: a producer that sends nothing for two intervals is gone.
 
-    __slots__ = ("_heard_at", "interval")
+    Real servers ask for signs of life only where there is a stream, so a consumer without one has
+    to ask itself.
+    """
+
+    __slots__ = ("_asked", "_heard_at", "interval")
 
     def __init__(self, interval: float, *, now: float) -> None:
         self.interval = interval
         self._heard_at = now
+        self._asked = False
 
     def heard(self, now: float) -> None:
         self._heard_at = now
+        self._asked = False
+
+    def ask_now(self, now: float) -> bool:
+        """Whether a question is due, which then counts as asked: one in each silence."""
+        if self._asked or now - self._heard_at < self.interval:
+            return False
+        self._asked = True
+        return True
 
     def is_gone(self, now: float) -> bool:
         return now - self._heard_at >= 2 * self.interval

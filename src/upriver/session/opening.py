@@ -57,12 +57,19 @@ def open_connection(dialect: Dialect, opening: Opening) -> Generator[m.Request, 
         return Opened()
     if not isinstance(dialect, Dcp):
         return Opened()
-    yield from _open(opening.name, opening.flags)
+    try:
+        yield from _open(opening.name, opening.flags)
+    except StatusError as refusal:
+        if refusal.status is not Status.INVALID:
+            raise
+        # servers from before deletions had a time know no such flag
+        yield from _open(opening.name, opening.flags & ~OpenFlag.INCLUDE_DELETE_TIMES)
     # collections and xattrs are served only to readers whose death would be noticed
     needs_noop = dialect.collections or opening.xattrs
     interval = f"{opening.noop_interval:g}"
+    # one that refuses only the interval has one of its own, and is alive all the same
     alive = (yield from _control("enable_noop", "true", required=needs_noop)) and (
-        yield from _control("set_noop_interval", interval, required=needs_noop)
+        yield from _control("set_noop_interval", interval, required=False)
     )
     window = str(opening.window)
     limited = yield from _control("connection_buffer_size", window, required=False)

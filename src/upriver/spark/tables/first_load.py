@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["has_each_document_once", "register", "write_first"]
 
 #: Rows of which the driver compares the names by itself, some tens of bytes each.
-_MOST_ROWS: Final = 4_000_000
+_MOST_ROWS: Final = 2_000_000
 #: Rows that are read at once; a worker keeps several times their bytes.
 _BATCH: Final = 16 * 1024
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from deltalake import WriterProperties
 
 from .change_log import ChangeLog
 from .delta import Commit, DataFiles, DeltaFolder, again_after_conflicts
@@ -31,6 +32,9 @@ __all__ = ["MERGED_BY_DRIVER", "MirrorTable", "newest_rows"]
 #: States that the driver merges by itself; more would need too much of its memory. Into a million
 #: rows on two cores it took 2.9 s for 99,000, and executors, which shuffle, 13.6 s for 200,000.
 MERGED_BY_DRIVER: Final = 250_000
+
+#: The writer has a part of every group's file in memory, which would hold all rows by default.
+_WRITING: Final = WriterProperties(compression="SNAPPY", max_row_group_size=16_384)
 
 _SAME: Final = (
     f"t.{GROUP} = s.{GROUP} AND t.vbucket = s.vbucket AND t.key = s.key"
@@ -100,6 +104,7 @@ class MirrorTable:
                 source_alias="s",
                 target_alias="t",
                 streamed_exec=False,  # so that the source's groups narrow what is read
+                writer_properties=_WRITING,
                 commit_properties=commit.properties(),
             )
             .when_matched_delete(f"s.{GONE}")
