@@ -6,7 +6,7 @@ import signal
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from ..cluster import state
 from ..cluster.api import call
@@ -14,10 +14,13 @@ from ..cluster.processes import Processes, reap
 from ..cluster.starting import create, start_manager
 from ..consumer.edits import Edit, removal, upsert
 from ..consumer.source import Source
-from ..consumer.writer import Writer
+from ..consumer.writer import Writer, WriterSettings
 from ..errors import ConnectionFailed
 
 __all__ = ["TemporaryCluster"]
+
+#: Seconds until a write is given up that no node takes.
+_PATIENCE: Final = 60.0
 
 
 class TemporaryCluster:
@@ -120,7 +123,8 @@ class TemporaryCluster:
 
     def _do(self, edit: Edit) -> None:
         if self._writer is None:
-            self._writer = Writer(Source.parse(self.source))
+            patient = WriterSettings(retry_timeout=_PATIENCE)
+            self._writer = Writer(Source.parse(self.source), settings=patient)
         self._writer.do(edit)
 
     # ---- commands ------------------------------------------------------------------------
