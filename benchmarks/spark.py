@@ -137,7 +137,7 @@ def worker_memory(stop: threading.Event, found: list[float]) -> None:
     while not stop.wait(0.1):
         listed = subprocess.run(["ps", "-eo", "rss,args"], stdout=subprocess.PIPE, text=True)
         for line in listed.stdout.splitlines():
-            if "pyspark.daemon" in line or "pyspark/daemon" in line:
+            if "spark.daemon" in line:
                 found.append(int(line.split()[0]) / 1024)
 
 

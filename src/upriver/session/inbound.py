@@ -26,7 +26,7 @@ __all__ = ["Chunk", "Inbound", "inbound_for"]
 
 #: Room for what one read brings. Large reads make columns cheap: a batch costs as much as some
 #: thousand rows before its first one.
-READ_SIZE: Final = 4 << 20
+READ_SIZE: Final = 2 << 20
 #: A buffer that grew beyond this for one large packet is given back.
 _SHRINK_ABOVE: Final = READ_SIZE
 
