@@ -11,8 +11,8 @@ chosen at random, and its time is what the pipeline itself records.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
-import resource
 import shutil
 import statistics
 import sys
@@ -66,15 +66,29 @@ def until_caught_up(pipeline: Pipeline) -> None:
             raise SystemExit(f"the pipeline ended: {pipeline.status()}")
 
 
+def peak_memory() -> float:
+    """MiB that this process had at most since it was asked to begin anew."""
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
+    )
+    return int(line.split()[1]) / 1024
+
+
 def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) -> None:
     print(f"batches of {UPDATES:,} random updates on a mirror of {documents:,} documents:")
     chance = random.Random(5)
     with tempfile.TemporaryDirectory() as directory:
-        fill(Path(directory), documents)
+        # in a process of its own, so that its memory is not taken for the driver's
+        filling = multiprocessing.get_context("spawn").Process(
+            target=fill, args=(Path(directory), documents)
+        )
+        filling.start()
+        filling.join()
         with serving(Path(directory)) as (port, _):
             text = f"couchbase://127.0.0.1:{port}/default"
             pipeline = mirror(spark, source=text, table=scratch / f"mirror{documents}")
             until_caught_up(pipeline)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
             times, delays = [], []
             with Link.open(Source.parse(text), Access()) as link:
                 for _ in range(batches):
@@ -89,9 +103,9 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
                     assert last is not None
                     times.append(last.seconds)
             pipeline.stop()
+            memory = peak_memory()
             compared = verify(spark, source=text, table=str(scratch / f"mirror{documents}"))
             assert not compared.differing, compared
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"  {statistics.median(times):.2f} s a batch (median), {max(times):.2f} s the longest; "
         f"from the last write to all rows visible {statistics.median(delays):.2f} s; "

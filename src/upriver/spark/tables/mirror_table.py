@@ -3,7 +3,7 @@
 Each step is one commit, so readers see the table before it or after it and nothing between. Few
 states are merged by `deltalake` in the driver's process. Many are merged by the executors: files of
 the touched groups are read, rows of the documents in question left out, the new ones added, and the
-files exchanged. Into an empty table that is a plain parallel load.
+files exchanged. Into an empty table that is a plain parallel load, or less (`first_load`).
 """
 
 from __future__ import annotations
