@@ -1,4 +1,4 @@
-"""The layouts of a dialect, indexed for decoding and for encoding."""
+"""A dialect's table of layouts, indexed for decoding and for encoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..names import Command
 
 __all__ = ["SERVER_COMMANDS", "Table"]
 
-#: Commands that servers send to clients; they have magics and opcodes of their own.
+#: Requests that servers send to clients; they have separate magics and opcodes.
 SERVER_COMMANDS: Final = frozenset({Command.CLUSTERMAP_CHANGED})
 
 
@@ -27,7 +27,7 @@ class Table:
         *,
         status_aliases: Mapping[tuple[Command, int], Status] | None = None,
     ) -> None:
-        #: By whether a server sends it, and opcode.
+        #: By (sent by a server, opcode).
         self.requests: dict[tuple[bool, int], list[Layout]] = {}
         self.responses: dict[tuple[bool, int, Status], list[Layout]] = {}
         self.of_message: dict[type[Message], list[Layout]] = {}
@@ -35,7 +35,7 @@ class Table:
         self.opcodes: dict[Command, int] = {}
         self.statuses = statuses
         self.status_numbers = {status: number for number, status in statuses.items()}
-        #: Numbers that mean something else in the answer to one command.
+        #: Status numbers with another meaning in the responses to one command.
         self.status_aliases = status_aliases or {}
         for layout in requests:
             key = (layout.command in SERVER_COMMANDS, layout.opcode)
@@ -49,7 +49,7 @@ class Table:
             self.of_message.setdefault(layout.message, []).append(layout)
 
     def status(self, command: Command | int, number: int) -> Status:
-        """The name of a status in the answer to a command."""
+        """The status with this number in a response to a command."""
         if isinstance(command, Command) and (command, number) in self.status_aliases:
             return self.status_aliases[command, number]
         return self.statuses.get(number, Status.UNRECOGNISED)

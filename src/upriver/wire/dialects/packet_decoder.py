@@ -1,7 +1,7 @@
-"""One packet with the memcached header to its message, by a dialect's table.
+"""Decodes a packet with the memcached header into its message, by a dialect's table.
 
-Checks come in the order of real servers: datatype, extras, key, value, CAS, allowed datatypes,
-framing extras, and at last the document key with its collection.
+Checks are made in the order of real servers: datatype, extras, key, value, CAS, allowed datatypes,
+framing extras, and last the document key with its collection.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..header import HEADER_SIZE, MAGICS, parse_header
 from ..layout import ALL_DATATYPES, Cas, FieldError, KeyRule, Layout, Record, closest, datatype_name
 from ..messages import Message, PlainResponse, UnknownCommand
 from ..names import Command
-from .table import Table
+from .layout_table import Table
 
 __all__ = ["RESERVED_COLLECTIONS", "PacketReader", "Rules"]
 
-#: Collection ids that servers keep to themselves.
+#: Collection ids that are reserved for servers.
 RESERVED_COLLECTIONS = range(1, 8)
 
 
 class Rules(Protocol):
-    """What reading and writing need to know of a dialect and its connection."""
+    """The properties of a dialect and its connection that decoding and encoding need."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Rules(Protocol):
 
 
 class PacketReader:
-    """Reads one packet whose header and parts were found to lie within its bytes."""
+    """Decodes one packet; the constructor checks that header and lengths fit its bytes."""
 
     __slots__ = ("data", "extras_at", "header", "is_response", "key_at", "rules", "value_at")
 
@@ -48,14 +48,14 @@ class PacketReader:
         self.rules = rules
         self.data = data
         if data and data[0] not in MAGICS:
-            self.fail("magic", 0, f"{data[0]:#04x} is no magic of this protocol", usable=False)
+            self.fail("magic", 0, f"{data[0]:#04x} is not a magic of this protocol", usable=False)
         if len(data) < HEADER_SIZE:
-            rule = f"{HEADER_SIZE} bytes are needed, {len(data)} are there"
+            rule = f"the header needs {HEADER_SIZE} bytes, the packet has {len(data)}"
             self.fail("header", len(data), rule, usable=False)
         self.header = header = parse_header(data)
         self.is_response = header.is_response
         if len(data) != HEADER_SIZE + header.body_length:
-            rule = f"says {header.body_length} bytes, {len(data) - HEADER_SIZE} are there"
+            rule = f"is {header.body_length}, but {len(data) - HEADER_SIZE} bytes follow"
             self.fail("total body length", 8, rule, usable=False)
         if header.is_flexible and not rules.flexible:
             self.fail("magic", 0, f"{header.magic:#04x} does not exist in this draft")
@@ -71,7 +71,7 @@ class PacketReader:
             )
 
     def message(self) -> Message:
-        """What the packet says; `DecodeError` if it breaks a rule."""
+        """The message of the packet; `DecodeError` if it breaks a rule."""
         header, table = self.header, self.rules.table
         server = header.of_server
         command: Command | int = table.commands.get((server, header.opcode), header.opcode)
@@ -132,7 +132,7 @@ class PacketReader:
         if not number or not self.rules.has_datatypes:
             return Datatype.RAW
         if number not in ALL_DATATYPES:
-            self.fail("datatype", 5, f"{number:#04x} is no combination of known bits")
+            self.fail("datatype", 5, f"{number:#04x} has unknown bits")
         return Datatype(number)
 
     def fail(
@@ -155,7 +155,7 @@ class PacketReader:
         )
 
     def _name(self) -> str:
-        """How the packet is called in an error, as far as its header could be read."""
+        """The packet's name in an error, as far as its header could be parsed."""
         if len(self.data) < HEADER_SIZE or self.data[0] not in MAGICS:
             return "packet"
         header = parse_header(self.data)
@@ -166,7 +166,7 @@ class PacketReader:
     # ---- by layout -----------------------------------------------------------------------
 
     def _select(self, layouts: list[Layout]) -> Layout:
-        """The layout of this packet's form, by the length of its extras and its constants."""
+        """The layout of this packet, by the length of its extras and its constants."""
         if len(layouts) == 1 and layouts[0].extras.size == self.header.extras_length:
             return layouts[0]
         layout = closest(layouts, self.extras, self.key, self.value)
@@ -179,7 +179,7 @@ class PacketReader:
         return layout
 
     def _explain_constant(self, layouts: list[Layout]) -> None:
-        """Refuses a packet whose constant belongs to none of several forms, naming them all."""
+        """Raises the error for a constant that no layout has, naming those that they have."""
         slots = {}
         for record in (x.extras for x in layouts):
             index = record.mismatch(self.extras)
@@ -217,7 +217,7 @@ class PacketReader:
         return layout.message(**values)
 
     def _check_header(self, layout: Layout) -> None:
-        """The rules for a request's CAS and datatype."""
+        """Checks a request's CAS, datatype and vbucket."""
         header = self.header
         if layout.cas is Cas.ZERO and header.cas:
             self.fail("cas", 16, "must be 0")
@@ -225,6 +225,8 @@ class PacketReader:
             self.fail("cas", 16, "must not be 0")
         if layout.datatypes is not None and header.datatype not in layout.datatypes:
             self.fail("datatype", 5, f"{datatype_name(header.datatype)} is not allowed here")
+        if layout.no_vbucket and header.vbucket:
+            self.fail("vbucket", 6, "must be 0")
 
     def _load_record(self, record: Record, at: int, values: dict[str, Any]) -> dict[str, int]:
         try:
@@ -248,7 +250,7 @@ class PacketReader:
         raw, at = self.value, self.value_at
         for attribute, length in lengths.items():
             if length > len(raw):
-                problem = f"says {length} bytes, {len(raw)} are left of the value"
+                problem = f"is {length}, but {len(raw)} bytes are left of the value"
                 self.fail(attribute.replace("_", " "), at, problem)
             if attribute == layout.prefix:
                 values[attribute], raw, at = raw[:length], raw[length:], at + length
@@ -290,7 +292,7 @@ class PacketReader:
                 self.fail("key", self.key_at + problem.start, "is not UTF-8 text")
 
     def _split_key(self, key: bytes) -> tuple[int, bytes]:
-        """The collection id before a key, and the key behind it."""
+        """Splits a key into collection id and document key."""
         at = self.key_at
         if len(key) < 2:
             self.fail("key", at, "a collection id and a key are at least 2 bytes")
@@ -300,7 +302,7 @@ class PacketReader:
             self.fail("key", at, str(problem))
         key = key[size:]
         if not key:
-            self.fail("key", at + size, "there is no key behind the collection id")
+            self.fail("key", at + size, "there is no key after the collection id")
         if collection in RESERVED_COLLECTIONS:
             self.fail("key", at, f"collection id {collection} is reserved")
         limit = limits.MAX_COLLECTION_KEY if collection else limits.MAX_KEY

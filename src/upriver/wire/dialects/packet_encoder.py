@@ -1,4 +1,4 @@
-"""One message to its packet with the memcached header, by the layout its dialect chose."""
+"""Encodes a message as a packet with the memcached header, by a layout."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..header import Header, pack_header
 from ..layout import Cas, FieldError, KeyRule, Layout, Record, datatype_name
 from ..messages import BareHeader, Message, PlainResponse, Request, Response, UnknownCommand
 from ..names import Command
-from .reading import RESERVED_COLLECTIONS, Rules
-from .table import SERVER_COMMANDS
+from .layout_table import SERVER_COMMANDS
+from .packet_decoder import RESERVED_COLLECTIONS, Rules
 
 __all__ = ["PacketWriter", "refuse"]
 
 
 def refuse(dialect: str, message: Message, field: str, rule: str) -> NoReturn:
-    """Raises the error for a message that a dialect cannot carry."""
+    """Raises `EncodeError` for a message that a dialect cannot carry."""
     raise EncodeError(dialect=dialect, message=type(message).__name__, field=field, rule=rule)
 
 
 class PacketWriter:
-    """Writes one message."""
+    """Encodes one message."""
 
     __slots__ = ("message", "rules")
 
@@ -37,7 +37,7 @@ class PacketWriter:
         refuse(self.rules.name, self.message, field, rule)
 
     def without_layout(self, message: UnknownCommand | PlainResponse | BareHeader) -> bytes:
-        """The packet of a message that carries its parts as they are."""
+        """The packet of a message whose extras, key and value are raw bytes."""
         if isinstance(message, BareHeader):
             return self._pack(message.command, b"", b"", b"")
         command = message.opcode if isinstance(message, UnknownCommand) else message.command
@@ -51,7 +51,7 @@ class PacketWriter:
         )
 
     def with_layout(self, layout: Layout) -> bytes:
-        """The packet of a message in one form."""
+        """The packet of a message in one layout."""
         message: Any = self.message
         extras = self._dump_record(layout.extras)
         key = self._dump_key(layout)
@@ -90,7 +90,7 @@ class PacketWriter:
         return prefix + key
 
     def _collection_prefix(self) -> tuple[bytes, int]:
-        """What stands before a document's key, and how long that key may be."""
+        """The collection id before a document's key, and the limit of the key's length."""
         collection: int | None = self.message.collection  # type: ignore[attr-defined]
         if not self.rules.collections:
             if collection is not None:
