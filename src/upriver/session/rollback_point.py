@@ -1,8 +1,8 @@
-"""Whether a reader's position is part of a producer's history, told from their failover logs.
+"""Computes a consumer's rollback point by comparing its failover log with the producer's.
 
-A producer decides this itself when a stream is asked for, but it knows only the reader's newest
-branch, and answers one seqno at a time. Comparing the logs first finds the place to go back to in
-one round, even where a reader has followed branches that this producer never had.
+A producer computes a rollback point itself when a stream is requested. But it knows only the
+consumer's newest branch, and answers one seqno per request. Comparing the logs first finds the
+rollback point in one round trip, even if the consumer followed branches that this producer lacks.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
-from .events import RollbackReason
-from .position import Position
+from .consumer_events import RollbackReason
+from .stream_position import Position
 
 __all__ = ["agree", "lowered"]
 
 
 def agree(position: Position, served: FailoverLog) -> tuple[Position, RollbackReason | None]:
-    """Where the reader can go on in the history that is served, and why if not where it is."""
+    """Returns the position from which the consumer can continue in the producer's history.
+
+    The reason is None if that is where the consumer is, and no rollback is needed.
+    """
     if position.seqno == 0 or not len(served):
         return position, None
     offset = position.offset
     shared = served.branch_end(offset.vbuuid, NO_END)
     if shared is not None:
-        # a snapshot whose end is unknown may reach past any place where branches parted
+        # A snapshot without a known end may extend past any seqno at which branches diverged.
         if rollback_point(served, offset, high_seqno=NO_END) is None:
             return position, None
         point = position.boundary_at_most(shared)
@@ -34,7 +37,7 @@ def agree(position: Position, served: FailoverLog) -> tuple[Position, RollbackRe
         shared = served.branch_end(entry.vbuuid, NO_END)
         if shared is not None:
             shared = min(shared, left_at)
-            if needed <= shared:  # of the branches behind it nothing was read
+            if needed <= shared:  # nothing was read on the branches after this one
                 return _renamed(position, entry.vbuuid), None
             point = position.boundary_at_most(shared)
             return _at(position, point, entry.vbuuid), RollbackReason.DIVERGED
@@ -43,16 +46,16 @@ def agree(position: Position, served: FailoverLog) -> tuple[Position, RollbackRe
 
 
 def lowered(position: Position, asked: int) -> tuple[Position, RollbackReason]:
-    """Where the reader goes when a producer that knows its branch still wants it at ``asked``."""
+    """Returns the position for a rollback to ``asked`` by a producer that knows the branch."""
     reason = RollbackReason.AHEAD if asked else RollbackReason.PURGED
     point = position.boundary_at_most(min(asked, position.seqno))
-    if point >= position.seqno:  # it was refused there, and would be refused again
+    if point >= position.seqno:  # the producer refused this seqno, and would refuse it again
         point = 0
     return _at(position, point, position.offset.vbuuid), reason
 
 
 def _renamed(position: Position, vbuuid: int) -> Position:
-    """The same place, called after an older branch that it is on as well."""
+    """Returns the same position under the vbuuid of an older branch that also contains it."""
     offset = replace(position.offset, vbuuid=vbuuid)
     return replace(position, offset=offset, log=_followed(position, vbuuid))
 
@@ -66,11 +69,12 @@ def _at(position: Position, point: int, vbuuid: int) -> Position:
         boundaries=tuple(b for b in position.boundaries if b <= point),
         manifest_uid=position.manifest_uid,
         purge_seqno=position.purge_seqno,
+        origin=min(position.origin, point),
     )
 
 
 def _followed(position: Position, vbuuid: int) -> FailoverLog:
-    """The reader's branches without those after one of them."""
+    """Returns the consumer's log without the branches newer than ``vbuuid``."""
     entries = position.log.entries
     names = [entry.vbuuid for entry in entries]
     return FailoverLog(entries[names.index(vbuuid) :] if vbuuid in names else entries)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
-from upriver.session.agreement import agree, lowered
-from upriver.session.events import RollbackReason
-from upriver.session.position import Position, PositionTracker
+from upriver.session.consumer_events import RollbackReason
+from upriver.session.rollback_point import agree, lowered
+from upriver.session.stream_position import Position, PositionTracker
 
 A, B, C = 0xA, 0xB, 0xC
 
@@ -258,3 +258,35 @@ def test_going_back_never_leads_ahead_and_always_ends(
     assert found.seqno < seqno
     assert found.seqno <= asked or found.seqno == 0
     assert found.seqno in (0, *boundaries)
+
+
+# ---- readers that did not begin at the beginning -----------------------------------------
+
+
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(1, 9), max_size=30),
+    st.integers(0, 700),
+    st.booleans(),
+)
+def test_a_reader_goes_back_to_its_origin_at_most_or_to_where_history_parted(
+    origin: int, spans: list[int], fork: int, asked: bool
+) -> None:
+    """Nothing is held up to the origin, so below it every place is as good as another."""
+    start = StreamOffset(7, origin, Snapshot(origin, origin))
+    tracker = PositionTracker(Position(start, FailoverLog.of((7, 0)), (origin,), origin=origin))
+    places = {origin}
+    for span in spans:
+        end = tracker.seqno + span
+        tracker.snapshot_began(Snapshot(tracker.seqno + 1, end))
+        tracker.advanced(end)
+        places.add(end)
+    position = tracker.position()
+    fork = min(fork, position.seqno - 1)
+    if asked:
+        to, _ = lowered(position, fork)
+    else:
+        to, _ = agree(position, FailoverLog.of((8, fork), (7, 0)))
+    assert to.seqno <= fork
+    assert to.seqno == max((p for p in places if p <= fork), default=fork)
+    assert to.origin == min(origin, to.seqno)

@@ -1,7 +1,8 @@
-"""Which collections a stream carries: the JSON value of a stream request.
+"""Collection filter of a stream: parses the JSON value of a stream request.
 
-Without collections on the connection a stream is a legacy one: the default collection alone, its
-keys without a prefix, no system events. With them, no value means everything.
+On a connection without collections every stream is a legacy stream: it sends the default
+collection only, its keys without a collection prefix, and no system events. On a connection with
+collections, a request without a value selects everything.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..errors import Status
 
 __all__ = ["FilterKind", "FilterRefused", "KnownCollections", "StreamFilter", "parse_filter"]
 
-#: Clients send a few hundred bytes; a thousand collections with eight hex digits fit as well.
+#: Clients send a few hundred bytes. A thousand collections of eight hex digits fit as well.
 _MAX_VALUE: Final = 64 * 1024
 _MAX_ID: Final = 2**32 - 1
 _MAX_SEQNO: Final = 2**64 - 1
@@ -27,13 +28,13 @@ _DEFAULT: Final = 0
 
 
 class FilterRefused(Exception):
-    """A value that cannot be served; a status to answer with and what is wrong."""
+    """The filter cannot be served. Carries the status to answer and the reason."""
 
     def __init__(self, status: Status, context: str, manifest_uid: int | None = None) -> None:
         super().__init__(context)
         self.status = status
         self.context = context
-        #: For unknown collections and scopes: the manifest that does not know them.
+        #: For unknown collections and scopes: the uid of the manifest that lacks them.
         self.manifest_uid = manifest_uid
 
 
@@ -41,26 +42,26 @@ class FilterKind(Enum):
     LEGACY = auto()
     EVERYTHING = auto()
     COLLECTIONS = auto()
-    #: Follows collections that are created in the scope later.
+    #: Includes collections that are created in the scope later.
     SCOPE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFilter:
-    """What a stream request asked for."""
+    """The filter of a stream request after parsing."""
 
     kind: FilterKind
-    #: The collections wanted now; empty where everything is.
+    #: The selected collections at the time of the request; empty if everything is selected.
     collections: frozenset[int] = frozenset()
     scope: int | None = None
     stream_id: int | None = None
-    #: The purge seqno that the reader saw last.
+    #: The purge seqno that the consumer received last.
     purge_seqno: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCollections:
-    """What exists in the bucket: collections by scope."""
+    """The collections of the bucket, by scope."""
 
     uid: int
     scopes: dict[int, Collection[int]]
@@ -72,7 +73,7 @@ class KnownCollections:
 def parse_filter(
     value: bytes, known: KnownCollections, *, collections: bool, stream_ids: bool
 ) -> StreamFilter:
-    """Reads the value of a stream request; `FilterRefused` with the status for what is wrong."""
+    """Parses the value of a stream request. Raises `FilterRefused` if it cannot be served."""
     if not collections:
         if value:
             raise FilterRefused(Status.INVALID, "a value needs a connection with collections")
@@ -113,7 +114,7 @@ def _unknown_collection(collection: int, known: KnownCollections) -> FilterRefus
 
 
 class _Parser:
-    """Reads the known keys of one value, in the order in which real servers check them."""
+    """Reads the known keys of one value, in the order in which Couchbase servers check them."""
 
     def __init__(self, content: dict[str, Any], known: KnownCollections) -> None:
         self._content = content

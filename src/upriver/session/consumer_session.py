@@ -1,23 +1,25 @@
-"""A consumer's conversation with one node: bytes in, events out; commands in, bytes out.
+"""Consumer session: the sans-I/O protocol state of one connection to a producer node.
 
-Each stream goes its own way:
+It takes received bytes and returns events. It takes commands and returns bytes to send. Each
+stream has its own state:
 
     open ──from 0──────────────────────────> REQUESTED ──accepted──> OPEN ──end──> gone
       └──else──> ASKED_LOG ──logs agree──────────^ │
                     ^  └──they part: RolledBack────┤
                     └───rollback: RolledBack───────┘
 
-Drafts 002 and 000 accept a stream without saying which history it is of, so they are always asked
-before, and once more while it flows (CHECKING): after a failover in between, the conversation must
-begin anew.
+In drafts 002 and 000 a producer accepts a stream without its failover log. So the session always
+requests the log before the stream, and again while changes flow (CHECKING). If a failover
+happened in between, the session fails and the connection must be opened again.
 
-Every rule that a producer must keep is checked before a row is let through; the first one broken
-ends the conversation (`broken`), with everything before it delivered. It knows no socket and no
-clock, and nothing of other nodes.
+Every rule of the protocol is checked before a row is emitted. The first broken rule ends the
+session (`broken`); everything before it is delivered. The session knows neither sockets nor
+clocks, and nothing of other nodes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -27,10 +29,10 @@ from ..errors import DecodeError, RemoteProtocolError, Status
 from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
 from ..wire import kv
 from ..wire import messages as m
-from ..wire.dialects import Dcp, Dialect, Draft001, Draft002
-from ..wire.names import Command, MarkerFlag, StreamFlag
-from .agreement import agree, lowered
-from .events import (
+from ..wire.dialects import Dialect, SnapshotStyle
+from ..wire.names import Command, MarkerFlag, OsoFlag, StreamFlag
+from ..wire.system_events import NamedEvent, named_event
+from .consumer_events import (
     Answered,
     Event,
     Flushed,
@@ -41,15 +43,17 @@ from .events import (
     StreamFinished,
     StreamOpened,
     StreamRefused,
+    SyncWrite,
     SystemHappened,
 )
-from .inbound import Chunk, Inbound, inbound_for
-from .position import Position, PositionTracker
-from .rows import RowCheck, Stream, broken_rule
+from .inbound_rows import Inbound, RowChunk, inbound_for
+from .rollback_point import agree, lowered
+from .row_rules import RowCheck, Stream, broken_rule
+from .stream_position import Position, PositionTracker
 
 __all__ = ["ConsumerSession", "StreamOptions"]
 
-#: Opaques below are streams'; whoever asks something else on the connection counts from here.
+#: Lower opaques belong to streams. Other requests on the connection use opaques from here on.
 FIRST_OTHER_OPAQUE: Final = 0x4000_0000
 
 _SYSTEM: Final = (
@@ -59,6 +63,7 @@ _SYSTEM: Final = (
     m.ScopeDropped,
     m.SystemEvent,
 )
+_SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
 
 
 class _Phase(Enum):
@@ -70,24 +75,24 @@ class _Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a stream is asked for."""
+    """The parameters of a stream request."""
 
     end: int = NO_END
     flags: StreamFlag = StreamFlag.NONE
-    #: A JSON object that chooses collections.
+    #: The collection filter, as a JSON object.
     filter: bytes = b""
-    #: Only what belongs to the branch that the position names, even where it has a later one.
+    #: Accept only the branch that the position names, even if the producer has a later one.
     same_branch: bool = False
-    #: Ask the producer for its history before a stream from anywhere but the beginning. A reader
-    #: that can go back to any seqno by itself need not: it is told where to, as a rollback that is
-    #: not carried out (``refused``), and asks for the stream again.
+    #: Request the failover log before a stream that does not start at seqno 0. A consumer that can
+    #: go back to any seqno by itself does not need this: it receives the rollback seqno in a
+    #: `RolledBack` event that was not carried out (``refused``), and opens the stream again.
     asks_log: bool = True
-    #: Drafts 002 and 000 name the group of readers.
+    #: The consumer group's name, which drafts 002 and 000 send in a request.
     group: str = "upriver"
 
 
 class _Conversation(Stream):
-    """One stream, and how far the talk about it has come."""
+    """One stream, and the phase of its negotiation."""
 
     __slots__ = ("options", "phase", "served")
 
@@ -95,17 +100,29 @@ class _Conversation(Stream):
         super().__init__(vbucket, opaque, PositionTracker(position))
         self.options = options
         self.phase = _Phase.ASKED_LOG
-        #: The history that the producer last said it serves.
+        #: The last failover log that the producer sent for this vbucket.
         self.served = FailoverLog(())
 
 
 class ConsumerSession:
-    """The streams of one connection, from when it is open until it is lost."""
+    """The streams of one open connection."""
 
-    def __init__(self, dialect: Dialect, *, refuse_rollback: bool = False) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        refuse_rollback: bool = False,
+        sync_writes: bool = False,
+        out_of_order: bool = False,
+        purge_seqnos: bool = False,
+    ) -> None:
+        """The keyword arguments after ``refuse_rollback`` were negotiated: see `Opened`."""
         self._dialect = dialect
-        self._modern = isinstance(dialect, Dcp)
-        self._log_comes_apart = not isinstance(dialect, Dcp | Draft001)
+        self._sync_writes = sync_writes
+        self._takes_out_of_order = out_of_order
+        self._names_purge_seqnos = purge_seqnos
+        #: Whether a stream request carries the snapshot of the position.
+        self._names_snapshots = dialect.snapshot_style is SnapshotStyle.RANGE_MARKER
         self._refuse_rollback = refuse_rollback
         self._inbound: Inbound = inbound_for(dialect, self._vbucket_of)
         self._outbox: list[bytes] = []
@@ -113,45 +130,51 @@ class ConsumerSession:
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
         self._rows = RowCheck(self._streams, self._was_a_stream)
-        #: Counted bytes of what was not handed out: nobody else will give them back.
+        #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
+        #: are acknowledged.
         self._freed = 0
-        #: The rule that the producer broke; nothing more is read then.
+        #: Increases with every chunk of complete packets. Received bytes alone do not prove that
+        #: the producer works.
+        self.packets_taken = 0
+        #: The rule that the producer broke. If it is set, nothing more is read.
         self.broken: RemoteProtocolError | None = None
 
     # ---- commands ------------------------------------------------------------------------
 
     def open(self, vbucket: int, position: Position, options: StreamOptions | None = None) -> None:
-        """Asks for the changes of a vbucket after a position."""
+        """Requests the changes of a vbucket after a position."""
         if vbucket in self._vbuckets:
             raise ValueError(f"there is a stream of vbucket {vbucket}")
         opaque, self._next_opaque = self._next_opaque, self._next_opaque + 1
         stream = _Conversation(vbucket, opaque, position, options or StreamOptions())
         self._streams[opaque] = stream
         self._vbuckets[vbucket] = opaque
-        if (position.seqno and stream.options.asks_log) or self._log_comes_apart:
+        if (
+            position.seqno and stream.options.asks_log
+        ) or not self._dialect.accepts_with_failover_log:
             self._ask_log(stream, _Phase.ASKED_LOG)
         else:
             self._request(stream)
 
     def close(self, vbucket: int) -> None:
-        """Forgets a stream; what is still under way for it is dropped."""
+        """Closes a stream. Packets of it that are still in transit are dropped."""
         opaque = self._vbuckets.pop(vbucket)
         del self._streams[opaque]
-        if self._modern or isinstance(self._dialect, Draft001):
+        if self._dialect.opens_connections:
             self.send(m.CloseStream(vbucket=vbucket, opaque=opaque))
 
     def confirm_state(self, vbucket: int) -> None:
-        """The reader's copy has the state that was asked for."""
+        """Confirms that the vbucket has the state that `StateAsked` named."""
         opaque = self._vbuckets.get(vbucket)
-        if opaque is not None and self._modern:
+        if opaque is not None and self._dialect.acknowledges_state:
             self.send(m.PlainResponse(command=Command.SET_STREAM_STATE, opaque=opaque))
 
     def acknowledge(self, size: int) -> None:
-        """Gives the producer room for more."""
+        """Sends a flow-control acknowledgement, so that the producer can send more."""
         self.send(m.BufferAck(size=size))
 
     def send(self, *messages: m.Message) -> None:
-        """Queues messages; those that are asked from outside must not use a stream's opaque."""
+        """Queues messages. Requests of the caller must not use the opaque of a stream."""
         self._outbox += map(self._dialect.encode, messages)
 
     def data_to_send(self) -> bytes:
@@ -159,47 +182,55 @@ class ConsumerSession:
         return data
 
     def take_freed(self) -> int:
-        """Counted bytes that were received and are of no use to anybody, since the last call."""
+        """Returns the counted bytes since the last call that belong to no event."""
         freed, self._freed = self._freed, 0
         return freed
 
     @property
     def vbuckets(self) -> frozenset[int]:
-        """Those with a stream, whatever its phase."""
+        """The vbuckets with a stream, in any phase."""
         return frozenset(self._vbuckets)
 
     def is_open(self, vbucket: int) -> bool:
-        """Whether changes of a vbucket flow."""
+        """Whether the producer has accepted the stream of a vbucket."""
         opaque = self._vbuckets.get(vbucket)
         return opaque is not None and self._streams[opaque].flowing
 
+    def awaits_answer(self, vbucket: int) -> bool:
+        """Whether the session still waits for a response about a vbucket's stream."""
+        return self._streams[self._vbuckets[vbucket]].phase is not _Phase.OPEN
+
     def opaque(self, vbucket: int) -> int:
-        """What the messages of a vbucket's stream have in common."""
+        """Returns the opaque that the messages of a vbucket's stream carry."""
         return self._vbuckets[vbucket]
 
     def position(self, vbucket: int) -> Position:
-        """How far the stream of a vbucket was received."""
+        """Returns the position up to which a vbucket's stream was received."""
         return self._streams[self._vbuckets[vbucket]].tracker.position()
 
     def seqno(self, vbucket: int) -> int:
-        """Only how far, for those who want to know often."""
+        """Returns only the seqno of `position`, which is cheap to call often."""
         return self._streams[self._vbuckets[vbucket]].tracker.seqno
+
+    def heard(self, vbucket: int) -> int:
+        """Returns a counter that changes whenever something arrives on a vbucket's stream."""
+        return self._streams[self._vbuckets[vbucket]].heard
 
     # ---- bytes in ------------------------------------------------------------------------
 
     def space(self) -> memoryview:
-        """Where received bytes may be written, for `received`."""
+        """Returns the buffer into which received bytes are written, before `received`."""
         return self._inbound.space()
 
     def received(self, size: int) -> list[Event]:
-        """Takes bytes that were written to `space`."""
+        """Processes ``size`` bytes that were written to `space`."""
         return self._events(self._inbound.wrote(size))
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
-        """Takes bytes from elsewhere."""
+        """Processes received bytes from another buffer."""
         return self._events(self._inbound.feed(data))
 
-    def _events(self, chunks: Iterator[Chunk]) -> list[Event]:
+    def _events(self, chunks: Iterator[RowChunk]) -> list[Event]:
         events: list[Event] = []
         if self.broken is not None:
             return events
@@ -210,9 +241,10 @@ class ConsumerSession:
             self.broken = broken
         return events
 
-    def _take(self, chunk: Chunk, events: list[Event]) -> None:
-        """Rows and other messages in their order; what comes before a broken rule is good."""
+    def _take(self, chunk: RowChunk, events: list[Event]) -> None:
+        """Processes rows and other messages in order. What precedes a broken rule is emitted."""
         check = self._rows
+        self.packets_taken += 1
         self._freed += chunk.others_counted
         check.begin(chunk.batch, chunk.rows_counted)
         try:
@@ -235,7 +267,7 @@ class ConsumerSession:
         elif isinstance(message, kv.ClustermapChanged):
             events.append(MapPushed(message.config))
         elif isinstance(message, m.UnknownCommand) and message.from_server:
-            pass  # a command to clients from after our time, which has nothing to do with streams
+            pass  # a newer server-to-client command, which does not concern streams
         elif isinstance(message, m.RequestError):
             self._refused(message, _status_in(message.text), b"", events)
         else:
@@ -270,18 +302,21 @@ class ConsumerSession:
         elif isinstance(answer, m.StreamRollback):
             self._go_back(stream, answer.seqno, events)
         elif answer.status is Status.NOT_FOUND and stream.tracker.seqno:
-            self._go_back(stream, 0, events)  # how draft 001 says that it knows no such branch
+            self._go_back(stream, 0, events)  # draft 001 answers so if it lacks the branch
         else:
             self._refused(answer, answer.status, _value(answer), events)
 
     def _answer_for_log(
         self, stream: _Conversation, answer: m.Response, events: list[Event]
     ) -> None:
-        """Draft 002 does not say what an answer is for; other drafts do, so there it is wrong."""
-        if not isinstance(self._dialect, Draft002) or stream.phase is _Phase.OPEN:
+        """Handles a response to a failover log request that does not name its request.
+
+        Draft 002 omits the command. In the other drafts such a response breaks a rule.
+        """
+        if self._dialect.has_memcached_header or stream.phase is _Phase.OPEN:
             raise broken_rule("answer", stream.vbucket, f"{answer.command} was not asked")
         if isinstance(answer, m.StreamAccepted):
-            self._learn_log(stream, FailoverLog(()), events)  # a log without entries looks so
+            self._learn_log(stream, FailoverLog(()), events)  # the form of an empty log
         else:
             self._refused(answer, answer.status, _value(answer), events)
 
@@ -302,12 +337,12 @@ class ConsumerSession:
         elif log == stream.served:
             stream.phase = _Phase.OPEN
         else:
-            # What flows may be of either history, and these drafts cannot close a stream.
+            # The changes may belong to either history, and these drafts cannot close a stream.
             detail = "the history changed while the stream was opened"
             raise broken_rule("branch", stream.vbucket, detail)
 
     def _accepted(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
-        if self._log_comes_apart:
+        if not self._dialect.accepts_with_failover_log:
             self._opened(stream, stream.served, events)
             self._ask_log(stream, _Phase.CHECKING)
             return
@@ -315,7 +350,7 @@ class ConsumerSession:
         if self._left_behind(stream, log, events):
             return
         if stream.skip_until:
-            # accepted at a boundary, but what was read beyond it may be of a lost branch
+            # The producer accepted a boundary, but rows read beyond it may be of a lost branch.
             position, reason = agree(stream.tracker.position(), log)
             if reason is not None:
                 if not self._roll_back(stream, position, reason, events):
@@ -324,7 +359,7 @@ class ConsumerSession:
         self._opened(stream, log, events)
 
     def _left_behind(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> bool:
-        """Whether a reader that keeps to one branch is too late for it; its stream is closed."""
+        """Closes a stream with ``same_branch`` if the newest branch is another; returns whether."""
         wanted = stream.tracker.vbuuid
         keeps_to_one = stream.options.same_branch and wanted != 0
         if not keeps_to_one or not len(log) or log.newest.vbuuid == wanted:
@@ -341,11 +376,15 @@ class ConsumerSession:
     def _opened(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         stream.phase = _Phase.OPEN
         stream.flowing = True
+        if self._dialect.snapshot_style is SnapshotStyle.BARE_MARKER:
+            # Servers of draft 001 send a backfill first, then the marker that closes it.
+            stream.open_snapshot()
+            stream.implied = True
         stream.tracker.follow(log)
         events.append(StreamOpened(stream.vbucket, log))
 
     def _go_back(self, stream: _Conversation, seqno: int, events: list[Event]) -> None:
-        """The producer wants the reader further back than the logs said."""
+        """Handles a rollback response: the producer asks for a lower seqno than the logs gave."""
         if not stream.tracker.seqno:
             detail = "there is nothing before the beginning to go back to"
             raise broken_rule("rollback", stream.vbucket, detail)
@@ -358,7 +397,7 @@ class ConsumerSession:
         position, reason = lowered(stream.tracker.position(), seqno)
         if self._roll_back(stream, position, reason, events):
             if position.seqno:
-                self._ask_log(stream, _Phase.ASKED_LOG)  # there may have been another failover
+                self._ask_log(stream, _Phase.ASKED_LOG)  # another failover may have happened
             else:
                 self._request(stream)
 
@@ -369,7 +408,7 @@ class ConsumerSession:
         reason: RollbackReason,
         events: list[Event],
     ) -> bool:
-        """Tells the reader to forget; false if it does not want to."""
+        """Emits a rollback event. Returns False, and closes the stream, if rollback is refused."""
         refused = self._refuse_rollback
         from_seqno = stream.tracker.seqno
         events.append(
@@ -390,7 +429,7 @@ class ConsumerSession:
             position = stream.tracker.position()
             events.append(StreamRefused(stream.vbucket, status, position, value))
 
-    # ---- questions -----------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------
 
     def _ask_log(self, stream: _Conversation, phase: _Phase) -> None:
         stream.phase = phase
@@ -402,8 +441,9 @@ class ConsumerSession:
         offset = position.offset
         stream.skip_until = 0
         start, snapshot = offset.seqno, offset.snapshot
-        if not self._modern or snapshot.end == NO_END:
-            # what cannot be named is read again from where it began, and not handed out twice
+        if not self._names_snapshots or snapshot.end == NO_END:
+            # A request cannot name this snapshot. Read it again from its start, and skip the rows
+            # that were emitted before.
             start = position.last_boundary
             snapshot = Snapshot(start, start)
             stream.skip_until = offset.seqno if start != offset.seqno else 0
@@ -413,20 +453,30 @@ class ConsumerSession:
             start=start,
             end=max(options.end, start),
             vbuuid=offset.vbuuid if start else 0,
-            snapshot_start=snapshot.start if self._modern else None,
-            snapshot_end=snapshot.end if self._modern else None,
-            high_seqno=None if self._modern else _branch_start(position),
-            group="" if self._modern or isinstance(self._dialect, Draft001) else options.group,
+            snapshot_start=snapshot.start if self._names_snapshots else None,
+            snapshot_end=snapshot.end if self._names_snapshots else None,
+            high_seqno=None if self._names_snapshots else _branch_start(position),
+            group="" if self._dialect.opens_connections else options.group,
             flags=options.flags,
-            filter=options.filter,
+            filter=self._filter(options, position, start),
         )
         self.send(request)
+
+    def _filter(self, options: StreamOptions, position: Position, start: int) -> bytes:
+        """Returns the collection filter of a request, with the purge seqno if it is needed.
+
+        A consumer below the producer's purge seqno may continue if it names that same purge seqno.
+        """
+        if not self._names_purge_seqnos or not 0 < start < position.purge_seqno:
+            return options.filter
+        chosen = json.loads(options.filter or b"{}")
+        return json.dumps({**chosen, "purge_seqno": str(position.purge_seqno)}).encode()
 
     def _forget(self, stream: _Conversation) -> None:
         del self._streams[stream.opaque]
         del self._vbuckets[stream.vbucket]
 
-    # ---- what a stream says --------------------------------------------------------------
+    # ---- messages of a stream ------------------------------------------------------------
 
     def _stream_message(
         self, stream: _Conversation, message: m.Message, events: list[Event]
@@ -446,12 +496,16 @@ class ConsumerSession:
         elif isinstance(message, m.StreamStart):
             pass
         elif isinstance(message, m.SeqnoAdvanced):
-            # real servers may say twice that a backfill is at its end
+            # Couchbase servers may announce the end of a backfill twice.
             at_end = stream.tracker.is_consistent and message.seqno == stream.tracker.seqno
             if not at_end:
                 self._rows.advanced(stream, message.seqno)
         elif isinstance(message, _SYSTEM):
             self._system(stream, message, events)
+        elif self._sync_writes and isinstance(message, _SYNC_WRITES):
+            self._sync_write(stream, message, events)
+        elif self._takes_out_of_order and isinstance(message, m.OsoSnapshot):
+            self._out_of_order(stream, message)
         elif isinstance(message, m.StreamEnd):
             self._ended(stream, message, events)
         elif isinstance(message, m.SetStreamState):
@@ -466,35 +520,60 @@ class ConsumerSession:
 
     def _marker(self, stream: _Conversation, marker: m.SnapshotMarker) -> None:
         if marker.start is None or marker.end is None:
-            # draft 001: a marker ends the snapshot before it, and may begin another
-            if stream.tracker.snapshot.end == NO_END:
-                self._rows.closed(stream)
+            # In draft 001 a marker ends the snapshot before it, and may begin another.
+            self._close_open_snapshot(stream)
             stream.open_snapshot()
             return
-        stream.begin_snapshot(Snapshot(marker.start, marker.end))
-        if marker.purge_seqno is not None:
-            stream.tracker.purge_seqno = marker.purge_seqno
+        stream.begin_snapshot(Snapshot(marker.start, marker.end), marker.purge_seqno)
         stream.owes_ack = bool(marker.flags & MarkerFlag.ACK)
+
+    def _out_of_order(self, stream: _Conversation, edge: m.OsoSnapshot) -> None:
+        if edge.flags & OsoFlag.START:
+            stream.begin_out_of_order()
+        elif edge.flags & OsoFlag.END:
+            self._rows.out_of_order_ended(stream)
 
     def _system(
         self,
         stream: _Conversation,
-        message: m.CollectionCreated
-        | m.CollectionDropped
-        | m.ScopeCreated
-        | m.ScopeDropped
-        | m.SystemEvent,
+        message: NamedEvent | m.SystemEvent,
         events: list[Event],
     ) -> None:
+        if isinstance(message, m.SystemEvent):
+            try:
+                message = named_event(message)
+            except ValueError as problem:
+                detail = f"a system event cannot be read: {problem}"
+                raise broken_rule("system event", stream.vbucket, detail) from None
         self._rows.flush(events)
         self._rows.advanced(stream, message.seqno)
         if not isinstance(message, m.SystemEvent):
             stream.tracker.manifest_uid = max(stream.tracker.manifest_uid, message.manifest_uid)
         events.append(SystemHappened(stream.vbucket, message))
 
-    def _ended(self, stream: _Conversation, end: m.StreamEnd, events: list[Event]) -> None:
-        if end.reason is StreamEndReason.OK and stream.tracker.snapshot.end == NO_END:
+    def _sync_write(
+        self, stream: _Conversation, write: m.Prepare | m.Commit | m.Abort, events: list[Event]
+    ) -> None:
+        if isinstance(write, m.Prepare):
+            seqno = write.seqno
+        elif isinstance(write, m.Commit):
+            seqno = write.commit_seqno
+        else:
+            seqno = write.abort_seqno
+        self._rows.flush(events)
+        self._rows.advanced(stream, seqno)
+        events.append(SyncWrite(stream.vbucket, write))
+
+    def _close_open_snapshot(self, stream: _Conversation) -> None:
+        """Completes a snapshot without a known end, unless it was only implied and is empty."""
+        is_open = stream.tracker.snapshot.end == NO_END
+        if is_open and (stream.heard or not stream.implied):
             self._rows.closed(stream)
+        stream.implied = False
+
+    def _ended(self, stream: _Conversation, end: m.StreamEnd, events: list[Event]) -> None:
+        if end.reason is StreamEndReason.OK:
+            self._close_open_snapshot(stream)
         self._finish(stream, end.reason, events)
 
     def _finish(self, stream: _Conversation, reason: StreamEndReason, events: list[Event]) -> None:
@@ -504,12 +583,15 @@ class ConsumerSession:
 
 
 def _branch_start(position: Position) -> int:
-    """Where the reader's branch began, which the oldest drafts ask for."""
+    """Returns the seqno at which the consumer's branch began; the oldest drafts request it."""
     return next((e.seqno for e in position.log if e.vbuuid == position.offset.vbuuid), 0)
 
 
 def _status_in(text: str) -> Status:
-    """What a refusal of draft 002 is about: it has no codes, but ours begin with the status."""
+    """Returns the status of a draft 002 refusal, from its text.
+
+    Draft 002 has no status codes; Upriver's own refusals begin with the name of the status.
+    """
     return Status.__members__.get(text.partition(":")[0], Status.INVALID)
 
 

@@ -1,7 +1,7 @@
-"""What a consumer may set on its connection: the flags of Open, and the keys of Control.
+"""Options of a producer's connection: the flags of Open, and the keys of Control.
 
-Every key answers as real servers answer it; what this producer cannot do it says it does not
-support, and what it does not know is invalid.
+Every key is answered as Couchbase servers answer it. A key that this producer does not implement
+is answered with NOT_SUPPORTED, and an unknown key with INVALID.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from typing import Final
 
 from ..errors import Status
 from ..wire.names import OpenFlag
-from .flow import SendWindow
+from .flow_control import SendWindow
 from .keepalive import ProducerKeepalive
 
-__all__ = ["BackfillOrder", "OutOfOrder", "ProducerOptions", "check_open_flags", "set_control"]
+__all__ = [
+    "BackfillOrder",
+    "OutOfOrder",
+    "ProducerOptions",
+    "check_open_flags",
+    "is_for_consumer",
+    "set_control",
+]
 
 _KNOWN_OPEN_FLAGS: Final = (
     OpenFlag.PRODUCER
+    | OpenFlag.NOTIFIER
     | OpenFlag.INCLUDE_XATTRS
     | OpenFlag.NO_VALUE
     | OpenFlag.INCLUDE_DELETE_TIMES
@@ -33,16 +41,16 @@ _MAX_BUFFER: Final = 2**32 - 1
 
 
 class OutOfOrder(Enum):
-    """Whether a backfill from 0 may come in any order."""
+    """Whether a backfill from seqno 0 may be sent out of seqno order."""
 
     NO = "no"
     YES = "true"
-    #: And say at its end how far it went.
+    #: Also send a Seqno Advanced at the end of the backfill.
     YES_WITH_SEQNO_ADVANCED = "true_with_seqno_advanced"
 
 
 class BackfillOrder(Enum):
-    """How backfills of one connection take turns."""
+    """How the backfills of one connection are scheduled."""
 
     ROUND_ROBIN = "round-robin"
     SEQUENTIAL = "sequential"
@@ -50,7 +58,7 @@ class BackfillOrder(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class ProducerOptions:
-    """What one connection of a consumer has chosen, and what it negotiated before."""
+    """The options of one connection: what HELLO negotiated, and what the consumer set."""
 
     flags: OpenFlag
     keepalive: ProducerKeepalive
@@ -68,14 +76,26 @@ class ProducerOptions:
     backfill_order: BackfillOrder = BackfillOrder.ROUND_ROBIN
     new_status_codes: bool = False
     marker_2_2: bool = False
+    #: Send system events as FlatBuffers.
+    flatbuffers: bool = False
 
     def has(self, flag: OpenFlag) -> bool:
         return bool(self.flags & flag)
 
+    @property
+    def notifies(self) -> bool:
+        """Whether streams send no changes: a notifier stream only ends when there is a change."""
+        return bool(self.flags & OpenFlag.NOTIFIER) and not self.flags & OpenFlag.PRODUCER
+
+
+def is_for_consumer(flags: OpenFlag) -> bool:
+    """Whether the flags of an Open make the server the consumer of the connection."""
+    return not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
+
 
 def check_open_flags(flags: OpenFlag) -> str:
-    """What is wrong with the flags of an Open; "" if nothing is."""
-    unknown = int(flags) & ~int(_KNOWN_OPEN_FLAGS)  # a flag's own ~ forgets bits without a name
+    """Returns what is wrong with the flags of an Open; "" if they are valid."""
+    unknown = int(flags) & ~int(_KNOWN_OPEN_FLAGS)  # ~ of a flag drops bits that have no name
     if unknown:
         return f"unknown flags {unknown:#x}"
     if flags & OpenFlag.SKIP_DELETES_IN_BACKFILL and not flags & OpenFlag.PRODUCER:
@@ -88,7 +108,7 @@ def check_open_flags(flags: OpenFlag) -> str:
 
 
 def set_control(options: ProducerOptions, key: str, value: str) -> Status:
-    """Sets one property of the connection, and says what to answer."""
+    """Sets one option of the connection, and returns the status to answer."""
     rule = _CONTROLS.get(key)
     return rule(options, value) if rule else Status.INVALID
 
@@ -137,7 +157,7 @@ def _stream_end_on_close(options: ProducerOptions, value: str) -> Status:
 
 
 def _expiry_opcode(options: ProducerOptions, value: str) -> Status:
-    # an expiration carries its time, so it needs a consumer that asked for times
+    # An expiration carries a delete time, so the consumer must have enabled delete times.
     options.expiry_opcode = value == "true" and options.has(OpenFlag.INCLUDE_DELETE_TIMES)
     return Status.SUCCESS
 
@@ -203,8 +223,15 @@ def _marker_version(options: ProducerOptions, value: str) -> Status:
     return Status.SUCCESS
 
 
+def _flatbuffers(options: ProducerOptions, value: str) -> Status:
+    if value != "true":
+        return Status.INVALID
+    options.flatbuffers = True
+    return Status.SUCCESS
+
+
 def _accepted(options: ProducerOptions, value: str) -> Status:
-    """Promises of the consumer that need nothing from this producer."""
+    """Accepts a control that announces a consumer's ability and changes nothing here."""
     return Status.SUCCESS
 
 
@@ -235,9 +262,8 @@ _CONTROLS: Final[dict[str, Callable[[ProducerOptions, str], Status]]] = {
     "include_deleted_user_xattrs": _deleted_user_xattrs,
     "backfill_order": _backfill_order,
     "v7_dcp_status_codes": _new_status_codes,
-    # events are sent in the form that every client reads; this one would be another
-    "flatbuffers_system_events": _unsupported_if_true,
-    # the store keeps older versions for rollbacks, not for readers
+    "flatbuffers_system_events": _flatbuffers,
+    # The store keeps older versions for rollbacks only, and does not stream them.
     "change_streams": _unsupported_if_true,
     "max_marker_version": _marker_version,
     "cache_transfer": _unsupported,

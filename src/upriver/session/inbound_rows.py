@@ -1,8 +1,8 @@
-"""What a producer sends, as chunks of rows with the other messages between them.
+"""Decodes a producer's bytes into batches of rows, with the other messages in between.
 
-Today's DCP goes through the columns, thousands of changes at a time; the older drafts are decoded
-message by message into the same columns, so whoever takes chunks need not know the draft. Bytes
-are taken as they come: a chunk ends with the last whole packet. Nothing here knows a stream.
+The current DCP dialect is decoded into columns, thousands of changes at a time. The older drafts
+are decoded message by message into the same columns, so the caller need not know the draft. Bytes
+may arrive in any pieces: a chunk ends with the last complete packet. This module knows no streams.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from ..errors import DecodeError
 from ..model import Op
 from ..wire import columns
 from ..wire import messages as m
-from ..wire.dialects import Dcp, Dialect
+from ..wire.dialects import Dialect
 from ..wire.framing import Framer
-from .flow import counted_size
+from .flow_control import counted_size
 
-__all__ = ["Chunk", "Inbound", "inbound_for"]
+__all__ = ["Inbound", "RowChunk", "inbound_for"]
 
-#: Room for what one read brings. Large reads make columns cheap: a batch costs as much as some
-#: thousand rows before its first one.
+#: The buffer size of one read. Large reads make columns efficient: the fixed cost of a batch equals
+#: that of some thousand rows.
 READ_SIZE: Final = 2 << 20
-#: A buffer that grew beyond this for one large packet is given back.
-_SHRINK_ABOVE: Final = READ_SIZE
 
 _OP_NAMES: Final = pa.array([op.value for op in Op], pa.string())
 _OPS: Final = {
@@ -42,39 +40,42 @@ _OPS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows, and the messages before, between and behind them."""
+class RowChunk:
+    """Rows, and the other messages before, between and after them."""
 
     batch: pa.RecordBatch
-    #: How many rows come before each message.
+    #: Each message with the number of rows that precede it.
     others: tuple[tuple[int, m.Message], ...]
-    #: What the rows' packets, and those of the other messages, take of the window.
+    #: Bytes of the flow-control window that the rows, and the other messages, occupy.
     rows_counted: int
     others_counted: int
 
 
 class Inbound(Protocol):
-    """Takes bytes, gives chunks. `DecodeError` where bytes break a rule: nothing can follow it."""
+    """Decodes bytes into chunks. After a `DecodeError` nothing more can be decoded."""
 
     def space(self) -> memoryview:
-        """Where the next bytes may be written."""
+        """Returns the buffer into which the next bytes are written."""
 
-    def wrote(self, size: int) -> Iterator[Chunk]:
-        """Takes ``size`` bytes that were written there."""
+    def wrote(self, size: int) -> Iterator[RowChunk]:
+        """Decodes ``size`` bytes that were written to `space`."""
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Chunk]:
-        """Takes bytes from elsewhere."""
+    def feed(self, data: bytes | memoryview) -> Iterator[RowChunk]:
+        """Decodes bytes from another buffer."""
 
 
 def inbound_for(dialect: Dialect, vbucket_of: Callable[[int], int]) -> Inbound:
-    """The way for a dialect. ``vbucket_of`` an opaque, where packets do not carry the vbucket."""
-    if isinstance(dialect, Dcp):
+    """Returns the decoder for a dialect.
+
+    ``vbucket_of`` maps an opaque to its vbucket, for drafts whose packets do not carry it.
+    """
+    if dialect.has_columns:
         return _Columns(dialect)
     return _Messages(dialect, vbucket_of)
 
 
 class _Buffered(ABC):
-    """The buffer that both ways receive into."""
+    """The receive buffer that both decoders share."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(READ_SIZE)
@@ -85,7 +86,7 @@ class _Buffered(ABC):
             self._resize(2 * len(self._buffer))
         return memoryview(self._buffer)[self._filled :]
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Chunk]:
+    def feed(self, data: bytes | memoryview) -> Iterator[RowChunk]:
         while data:
             space = self.space()
             size = min(len(space), len(data))
@@ -95,10 +96,10 @@ class _Buffered(ABC):
             data = data[size:]
 
     @abstractmethod
-    def wrote(self, size: int) -> Iterator[Chunk]: ...
+    def wrote(self, size: int) -> Iterator[RowChunk]: ...
 
     def _resize(self, size: int) -> None:
-        """A new buffer, because whoever still looks at the old one keeps it from growing."""
+        """Allocates a new buffer: a bytearray with exported memoryviews cannot be resized."""
         grown = bytearray(size)
         grown[: self._filled] = memoryview(self._buffer)[: self._filled]
         self._buffer = grown
@@ -108,20 +109,21 @@ class _Buffered(ABC):
         if left:
             self._buffer[:left] = self._buffer[size : self._filled]
         self._filled = left
-        if len(self._buffer) > _SHRINK_ABOVE and left < READ_SIZE:
+        if len(self._buffer) > READ_SIZE > left:  # it grew for one large packet; shrink it again
             self._resize(READ_SIZE)
 
 
 class _Columns(_Buffered):
-    """DCP: changes straight to columns."""
+    """Decodes the current DCP dialect into columns."""
 
-    def __init__(self, dialect: Dcp) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         super().__init__()
         self._dialect = dialect
 
-    def wrote(self, size: int) -> Iterator[Chunk]:
+    def wrote(self, size: int) -> Iterator[RowChunk]:
         self._filled += size
-        # once more after what was taken: a first byte may be wrong, and nothing may come behind it
+        # Decode again after each consumed chunk: the next byte may be invalid, and the error must
+        # be raised now although no more bytes may come.
         while self._filled:
             view = memoryview(self._buffer)[: self._filled]
             decoded = columns.decode(view, collections=self._dialect.collections)
@@ -135,8 +137,8 @@ class _Columns(_Buffered):
 
     def _chunk(
         self, view: memoryview, decoded: columns.Decoded
-    ) -> tuple[Chunk, DecodeError | None]:
-        """What was decoded, up to the first packet that breaks a rule."""
+    ) -> tuple[RowChunk, DecodeError | None]:
+        """Builds a chunk up to the first packet that breaks a rule, and returns that error."""
         others, counted, size_of_others = [], 0, 0
         batch, problem = decoded.batch, None
         odd: list[tuple[int, m.Mutation | m.Deletion]] = []
@@ -148,7 +150,7 @@ class _Columns(_Buffered):
                 batch, problem = batch.slice(0, rows_before), broken
                 break
             if isinstance(message, m.Mutation | m.Deletion):
-                odd.append((rows_before, message))  # with framing extras that columns do not know
+                odd.append((rows_before, message))  # framing extras that columns cannot decode
                 continue
             others.append((rows_before + len(odd), message))
             counted += counted_size(packet)
@@ -156,11 +158,11 @@ class _Columns(_Buffered):
         rows_counted = decoded.consumed - size_of_others
         if odd:
             batch = _with_changes(batch, odd)
-        return Chunk(batch, tuple(others), rows_counted, counted), problem
+        return RowChunk(batch, tuple(others), rows_counted, counted), problem
 
 
 class _Messages(_Buffered):
-    """The older drafts: packet by packet."""
+    """Decodes the older drafts packet by packet."""
 
     def __init__(self, dialect: Dialect, vbucket_of: Callable[[int], int]) -> None:
         super().__init__()
@@ -168,7 +170,7 @@ class _Messages(_Buffered):
         self._vbucket_of = vbucket_of
         self._framer = Framer()
 
-    def wrote(self, size: int) -> Iterator[Chunk]:
+    def wrote(self, size: int) -> Iterator[RowChunk]:
         changes: list[m.Mutation | m.Deletion] = []
         others: list[tuple[int, m.Message]] = []
         rows_counted = others_counted = 0
@@ -188,7 +190,7 @@ class _Messages(_Buffered):
         except DecodeError as broken:
             problem = broken
         if changes or others:
-            yield Chunk(_as_batch(changes), tuple(others), rows_counted, others_counted)
+            yield RowChunk(_as_batch(changes), tuple(others), rows_counted, others_counted)
         if problem is not None:
             raise problem
 
@@ -196,7 +198,7 @@ class _Messages(_Buffered):
 def _with_changes(
     batch: pa.RecordBatch, odd: list[tuple[int, m.Mutation | m.Deletion]]
 ) -> pa.RecordBatch:
-    """Rows with single changes among them, each behind so many of the rows."""
+    """Inserts single changes into a batch, each after the given number of rows."""
     pieces, at = [], 0
     for rows_before, change in odd:
         pieces += [batch.slice(at, rows_before - at), _as_batch([change])]
@@ -206,7 +208,7 @@ def _with_changes(
 
 
 def _as_batch(changes: list[m.Mutation | m.Deletion]) -> pa.RecordBatch:
-    """Decoded changes as the columns that DCP's come in."""
+    """Converts decoded changes to the column schema of DCP."""
     cells: dict[str, list[Any]] = {
         "vbucket": [change.vbucket for change in changes],
         "seqno": [change.seqno for change in changes],
@@ -227,7 +229,7 @@ def _as_batch(changes: list[m.Mutation | m.Deletion]) -> pa.RecordBatch:
 
 
 def _time(change: m.Mutation | m.Deletion) -> int:
-    """A mutation's expiry; of a deletion its own time, where its draft tells it."""
+    """Returns a mutation's expiry, or a deletion's delete time; 0 if its draft carries none."""
     if isinstance(change, m.Mutation):
         return change.expiry
     return change.delete_time or 0
