@@ -1,7 +1,7 @@
-"""Looks whether everything that a bucket holds agrees with everything else.
+"""Consistency check: verifies that the data and indexes of a bucket agree.
 
-For whoever suspects a disk, and for the tests. It reads all of it, one vbucket at a time, and
-writers wait meanwhile.
+It is for disks that may be damaged, and for tests. It reads the whole bucket, one vbucket at a
+time, and writers wait meanwhile.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import StoreRefusal
-from . import events
-from .core import Core
-from .group import Group
-from .layout import (
+from . import system_events
+from .bucket_data import Core
+from .record_layout import (
     NO_COLLECTION,
-    Kind,
     Meta,
-    Record,
+    RecordKind,
+    StoredRecord,
     collection_of,
     due_key,
     frame_seqno,
@@ -24,12 +23,13 @@ from .layout import (
     vbucket_range,
 )
 from .vbucket import Progress
+from .write_group import Group
 
 __all__ = ["problems"]
 
 
 def problems(core: Core) -> Iterator[str]:
-    """What contradicts itself, in words; nothing if all is well."""
+    """Yields a description of each inconsistency; none if the bucket is consistent."""
     for vbucket in core.vbuckets:
         with core.change() as group:
             found = list(_vbucket_problems(group, vbucket.id))
@@ -46,7 +46,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
     for at, frame in engine.seqnos.scan(vbucket_range(vbucket)):
         seqno = counted.high = int.from_bytes(at[2:])
         try:
-            path, record = events.path_of(vbucket, frame), events.record_for(frame)
+            path, record = system_events.path_of(vbucket, frame), system_events.record_for(frame)
         except (ValueError, StoreRefusal) as problem:
             yield f"the frame at seqno {seqno} cannot be read: {problem}"
             continue
@@ -56,13 +56,14 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
             yield f"{path!r} is at seqno {by_seqno[path]} and at {seqno}"
         by_seqno[path] = seqno
         highs[collection_of(path)] = seqno
-        counted.items += record.kind == Kind.MUTATION
+        counted.items += record.kind == RecordKind.MUTATION
         counted.tombstones += record.is_tombstone
         yield from _version_problems(group, vbucket, path, record)
     keys = vbucket_key(vbucket), vbucket_key(vbucket) + b"\xff" * 256
     for path, raw in engine.keys.scan(keys):
         if path not in by_seqno:
-            yield f"{path!r} is known by key at seqno {Record.load(raw).seqno}, which is not there"
+            seqno = StoredRecord.load(raw).seqno
+            yield f"{path!r} is known by key at seqno {seqno}, which is not there"
     for at, entry in engine.history.scan(vbucket_range(vbucket)):
         counted.history_bytes += len(entry)
         if frame_seqno(entry[4:]) >= int.from_bytes(at[2:]):
@@ -76,7 +77,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
 
 
 def _high_problems(group: Group, vbucket: int, there: dict[int, int]) -> Iterator[str]:
-    """Compares the high seqnos of collections; ``there`` is what their changes say."""
+    """Checks the high seqnos of collections. ``there`` are the ones found in their changes."""
     there.pop(NO_COLLECTION, None)
     for name, _ in group.engine.meta.scan(Meta.all_purged(vbucket)):
         collection = Meta.parse(name)[1]
@@ -89,12 +90,14 @@ def _high_problems(group: Group, vbucket: int, there: dict[int, int]) -> Iterato
             yield f"collection {collection:#x} ends at seqno {is_at}, but {said} is known"
 
 
-def _version_problems(group: Group, vbucket: int, path: bytes, record: Record) -> Iterator[str]:
+def _version_problems(
+    group: Group, vbucket: int, path: bytes, record: StoredRecord
+) -> Iterator[str]:
     raw = group.engine.keys.get(path)
     if raw is None:
         yield f"{path!r} at seqno {record.seqno} is not known by key"
-    elif Record.load(raw)[:7] != record[:7]:
-        yield f"{path!r} is {Record.load(raw)} by key and {record} by seqno"
+    elif StoredRecord.load(raw)[:7] != record[:7]:
+        yield f"{path!r} is {StoredRecord.load(raw)} by key and {record} by seqno"
     due = due_key(vbucket, record)
     if due is not None and group.engine.due.get(due) != path:
         yield f"{path!r} at seqno {record.seqno} is missing among what is due"

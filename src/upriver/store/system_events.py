@@ -1,7 +1,7 @@
-"""System events in a vbucket: stored frames that say that a collection came or went.
+"""System events in a vbucket: stored frames for created and dropped collections and scopes.
 
-They lie among the documents by seqno, so that a stream meets them in order, and under a key of
-their own by key, so that the newest event of a collection replaces the one before.
+They are stored by seqno among the documents, so that a stream sends them in order. By key they
+have a key of their own, so that the newest event of a collection replaces the one before.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ from typing import Final
 
 from ..errors import DecodeError, Status, StoreRefusal
 from ..wire import messages as m
+from ..wire import prepares
+from ..wire.canonical import STORED_OPCODES, is_event
 from ..wire.dialects.dcp import Dcp
 from ..wire.header import REQUEST
-from .layout import Kind, Record, event_key, frame_key, frame_seqno, record_of, vbucket_key
 from .manifest import Event
+from .record_layout import (
+    RecordKind,
+    StoredRecord,
+    event_key,
+    frame_key,
+    frame_seqno,
+    prepared_path,
+    record_of,
+    vbucket_key,
+)
 
 __all__ = ["decode", "encode", "is_canonical", "is_event", "key_of", "path_of", "record_for"]
 
 _DIALECT: Final = Dcp(collections=True)
-#: The canonical opcode of a system event; every other stored frame is a document's.
-_OPCODE: Final = 0x5F
-#: Mutations, deletions, expirations and events.
-_STORED: Final = frozenset({0x57, 0x58, 0x59, _OPCODE})
 _HEAD = struct.Struct(
     ">"
     "B"  # magic
@@ -40,7 +47,10 @@ _SEQNO_AT: Final = 24
 
 
 def encode(event: Event, vbucket: int, seqno: int) -> bytes:
-    """The stored frame of an event. One is written for every vbucket, so only two fields are."""
+    """Returns the stored frame of an event.
+
+    Each event is stored once per vbucket, so only vbucket and seqno are packed into a template.
+    """
     frame = bytearray(_template(event))
     _VBUCKET.pack_into(frame, _VBUCKET_AT, vbucket)
     _SEQNO.pack_into(frame, _SEQNO_AT, seqno)
@@ -52,18 +62,14 @@ def _template(event: Event) -> bytes:
     return _DIALECT.encode(event.message)
 
 
-def is_event(frame: bytes) -> bool:
-    return frame[1] == _OPCODE
-
-
 def is_canonical(frame: bytes, vbucket: int) -> bool:
-    """Whether a frame from elsewhere has the stored form: its length, vbucket and opaque fit."""
+    """Whether a received frame has the stored form: valid opcode, length, vbucket and opaque."""
     if len(frame) < _SEQNO_AT + _SEQNO.size:
         return False
     magic, opcode, frame_vbucket, body, opaque = _HEAD.unpack_from(frame)
     return (
         magic == REQUEST
-        and opcode in _STORED
+        and (opcode in STORED_OPCODES or prepares.is_prepare(frame))
         and frame_vbucket == vbucket
         and body == len(frame) - _SEQNO_AT
         and opaque == 0
@@ -71,7 +77,7 @@ def is_canonical(frame: bytes, vbucket: int) -> bool:
 
 
 def decode(frame: bytes) -> Event:
-    """Reads an event's frame, stored or replicated."""
+    """Decodes the frame of an event, stored or replicated."""
     try:
         message = _DIALECT.decode(frame)
     except DecodeError as problem:
@@ -84,23 +90,41 @@ def decode(frame: bytes) -> Event:
 
 
 def key_of(vbucket: int, event: Event) -> bytes:
-    """Where an event lies by key."""
+    """Returns the path of an event in the column family ``keys``."""
     if event.collection is not None:
         return event_key(vbucket, collection=event.collection)
     return event_key(vbucket, scope=event.scope)
 
 
 def path_of(vbucket: int, frame: bytes) -> bytes:
-    """Where any stored frame lies by key."""
+    """Returns the path of any stored frame in the column family ``keys``."""
     if is_event(frame):
         return key_of(vbucket, decode(frame))
-    return vbucket_key(vbucket) + frame_key(frame)
+    path = vbucket_key(vbucket) + frame_key(frame)
+    return prepared_path(path) if prepares.is_hidden(frame) else path
 
 
-def record_for(frame: bytes) -> Record:
-    """The record of any stored frame, without its vbucket's counts."""
+def record_for(frame: bytes) -> StoredRecord:
+    """Returns the record of any stored frame, with vbucket counts of 0."""
     if is_event(frame):
-        return Record(
-            frame_seqno(frame), 0, 0, int(decode(frame).created), 0, Kind.EVENT, 0, 0, 0, 0
+        return StoredRecord(
+            frame_seqno(frame), 0, 0, int(decode(frame).created), 0, RecordKind.EVENT, 0, 0, 0, 0
         )
+    if prepares.is_prepare(frame):
+        one = prepares.parse_prepare(frame)
+        return StoredRecord(
+            one.seqno,
+            one.rev,
+            one.cas,
+            one.flags,
+            one.time,
+            RecordKind.PREPARE,
+            one.datatype,
+            0,
+            0,
+            0,
+        )
+    if prepares.is_abort(frame):
+        given_up = prepares.parse_abort(frame)
+        return StoredRecord(given_up.seqno, 0, given_up.cas, 0, 0, RecordKind.ABORT, 0, 0, 0, 0)
     return record_of(frame)

@@ -1,6 +1,6 @@
-"""The threads of a bucket: one that groups submitted writes, and those that act now and then.
+"""The threads of a bucket: one commits groups of writes, others run periodic tasks.
 
-Neither knows what it is given to do.
+They only call the functions that they are given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from ..errors import StoreError
-from .changes import Change, Outcome
+from .document_changes import Change, Outcome
 
 __all__ = ["GroupWriter", "Ticker"]
 
@@ -22,10 +22,10 @@ _Submission = tuple[Sequence[Change], "Future[list[Outcome]]"]
 
 
 class GroupWriter:
-    """A thread that commits what was submitted while the group before was written, as one group.
+    """A writer thread that commits all changes submitted during the last commit as one group.
 
-    The more there is to do, the larger the groups become. Preparing the next group during a
-    write would gain nothing: rocksdict holds the interpreter while it writes.
+    The higher the load, the larger the groups. Preparing the next group during a write would not
+    be faster: rocksdict holds the interpreter lock while it writes.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class GroupWriter:
         self._thread.start()
 
     def submit(self, changes: Sequence[Change]) -> Future[list[Outcome]]:
-        """Queues changes; the future tells when they are committed, one outcome for each."""
+        """Queues changes. When they are committed, the future has one outcome for each."""
         future: Future[list[Outcome]] = Future()
         self._submitted.put((changes, future))
         return future
 
     def close(self) -> None:
-        """Commits what is queued and ends the thread."""
+        """Commits the queued changes and ends the thread."""
         self._submitted.put(None)
         self._thread.join()
 
@@ -65,7 +65,7 @@ class GroupWriter:
                 at += len(submitted)
 
     def _take(self, first: _Submission) -> list[_Submission]:
-        """What makes up the next group; cancelled submissions are left out."""
+        """Returns the submissions of the next group, without those that were cancelled."""
         taken = [first]
         size = len(first[0])
         while size < self._max_changes:
@@ -74,7 +74,7 @@ class GroupWriter:
             except Empty:
                 break
             if more is None:
-                self._submitted.put(None)  # the end comes after this group
+                self._submitted.put(None)  # stop after this group
                 break
             taken.append(more)
             size += len(more[0])
@@ -82,7 +82,7 @@ class GroupWriter:
 
 
 class Ticker:
-    """Calls something every so many seconds until it is closed."""
+    """A thread that calls a function at an interval until it is closed."""
 
     def __init__(self, action: Callable[[], object], *, name: str, interval: float) -> None:
         self._action = action
@@ -96,11 +96,15 @@ class Ticker:
         self._thread.join()
 
     def _run(self) -> None:
+        said = ""
         while not self._stopped.wait(self._interval):
             try:
                 self._action()
+                said = ""
             except StoreError as error:
-                logger.error("%s gave up: %s", self._thread.name, error)
-                return
+                # The error may pass, for example when the disk has space again. Log it only once.
+                if said != type(error).__name__:
+                    logger.error("%s failed and goes on: %s", self._thread.name, error)
+                said = type(error).__name__
             except Exception:
                 logger.exception("%s failed and goes on", self._thread.name)

@@ -1,4 +1,4 @@
-"""The checks that several operations share; each refuses with the status to answer."""
+"""Checks that several operations share. Each raises a refusal with the status to answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..errors import Status, StoreRefusal
 from ..model import Datatype
 from ..wire import leb128, values
 from ..wire.limits import MAX_COLLECTION_KEY, MAX_PREFIXED_KEY, MAX_SYSTEM_XATTRS
-from .group import Group
-from .layout import SYSTEM_COLLECTION, Kind, Record
+from .record_layout import SYSTEM_COLLECTION, RecordKind, StoredRecord
+from .write_group import Group
 
 __all__ = [
     "check_cas",
@@ -22,13 +22,13 @@ __all__ = [
     "unwrap",
 ]
 
-#: Up to this an expiry counts from now; real servers and memcached agree on it.
+#: Expiries up to this many seconds are relative to now, as in memcached and Couchbase.
 _RELATIVE_LIMIT: Final = 30 * 24 * 60 * 60
 _XATTR: Final = int(Datatype.XATTR)
 
 
 def check_key(collections: Mapping[int, int | None], key: bytes) -> int:
-    """The collection of a key that may be used."""
+    """Returns the collection of a valid key. Refuses an invalid key or unknown collection."""
     if 1 < len(key) <= MAX_PREFIXED_KEY and key[0] == 0 and 0 in collections:
         return 0
     try:
@@ -48,16 +48,27 @@ def check_key(collections: Mapping[int, int | None], key: bytes) -> int:
 
 
 def check_value(group: Group, value: bytes, datatype: int) -> None:
-    """Refuses a value that is too large, or whose xattrs cannot be read."""
-    limit = group.max_value + (MAX_SYSTEM_XATTRS if datatype & _XATTR else 0)
-    if len(value) > limit:
-        raise StoreRefusal(Status.TOO_BIG, f"a value has up to {limit} bytes, not {len(value)}")
+    """Refuses a value that is too large, or whose xattrs are invalid.
+
+    System xattrs have their own size limit. User xattrs count with the body.
+    """
+    size = len(value)
     if datatype & _XATTR:
-        unwrap(value, datatype)
+        xattrs, body = unwrap(value, datatype)
+        system = {name: content for name, content in xattrs.items() if name.startswith("_")}
+        system_size = len(values.join_xattrs(system, b"")) if system else 0
+        if system_size > MAX_SYSTEM_XATTRS:
+            raise StoreRefusal(
+                Status.TOO_BIG,
+                f"system xattrs have up to {MAX_SYSTEM_XATTRS} bytes, not {system_size}",
+            )
+        size = len(values.join_xattrs(xattrs, body)) - system_size
+    if size > group.max_value:
+        raise StoreRefusal(Status.TOO_BIG, f"a value has up to {group.max_value} bytes, not {size}")
 
 
 def unwrap(value: bytes, datatype: int) -> tuple[dict[str, bytes], bytes]:
-    """The xattrs and the body of a value."""
+    """Returns the xattrs and the body of a value. Refuses invalid xattrs."""
     try:
         return values.unwrap(value, Datatype(datatype))
     except ValueError as problem:
@@ -65,7 +76,7 @@ def unwrap(value: bytes, datatype: int) -> tuple[dict[str, bytes], bytes]:
 
 
 def expiry_time(group: Group, collection: int, expiry: int) -> int:
-    """An expiry as a time, no later than the collection allows."""
+    """Returns an expiry as an absolute time, limited by the max_ttl of the collection."""
     if 0 < expiry <= _RELATIVE_LIMIT:
         expiry += group.now
     longest = group.collections[collection]
@@ -76,21 +87,23 @@ def expiry_time(group: Group, collection: int, expiry: int) -> int:
 
 
 def missing(key: bytes, status: Status = Status.NOT_FOUND) -> StoreRefusal:
-    """The refusal for a document that is not there."""
-    return StoreRefusal(status, f"there is no document {key!r}")
+    """Returns the refusal for a document that does not exist."""
+    return StoreRefusal(status, f"there is no document {leb128.key_name(key)}")
 
 
-def live_record(group: Group, record: Record | None) -> Record | None:
-    """The record of a document that can be read: neither a tombstone nor past its time."""
-    if record is None or record.kind != Kind.MUTATION or record.expired(group.now):
+def live_record(group: Group, record: StoredRecord | None) -> StoredRecord | None:
+    """Returns the record if it is a document: neither a tombstone nor expired. Otherwise None."""
+    if record is None or record.kind != RecordKind.MUTATION or record.expired(group.now):
         return None
     return record
 
 
-def check_cas(cas: int, live: Record | None, key: bytes) -> None:
-    """Refuses if ``cas`` is not 0 and not that of the document."""
+def check_cas(cas: int, live: StoredRecord | None, key: bytes) -> None:
+    """Refuses the change if ``cas`` is not 0 and differs from the CAS of the document."""
     if cas:
         if live is None:
             raise missing(key)
         if live.cas != cas:
-            raise StoreRefusal(Status.EXISTS, f"the document {key!r} has CAS {live.cas}, not {cas}")
+            raise StoreRefusal(
+                Status.EXISTS, f"the document {leb128.key_name(key)} has CAS {live.cas}, not {cas}"
+            )

@@ -1,12 +1,13 @@
-"""A group of changes being prepared: one batch, and the vbuckets as they will be after it.
+"""Write group: collects changes in one write batch, with the resulting state of the vbuckets.
 
-Everything that alters a bucket goes through a group: the operations of clients, replication,
-state changes, rollbacks, purging. A group reads its own changes; nobody else sees them before
-the batch is written. It counts in the vbuckets' own `Progress`, so whoever drops a group has to
-load those of the vbuckets in ``progress`` again.
+Everything that changes a bucket goes through a group: client operations, replication, state
+changes, rollbacks and purges. A group reads its own changes; readers do not see them before the
+batch is written. It updates the vbuckets' own `Progress`, so the caller that drops a group must
+reload the progress of the vbuckets in ``progress``.
 
-The invariants of the layout are kept here and nowhere else: the newest version of a key is in
-seqnos and keys, what it replaced is in history, what has a due time is in due, and the counts fit.
+Only this module maintains the invariants of the layout: the newest version of a key is in seqnos
+and keys, the versions it replaced are in history, versions with a due time are in due, and the
+counts match.
 """
 
 from __future__ import annotations
@@ -17,36 +18,40 @@ from typing import Any
 
 from ..errors import Status, StoreDamaged, StoreRefusal
 from ..model import VBucketState
-from . import events
-from .clock import HybridClock
-from .engine import Batch, Engine
-from .layout import (
+from ..wire.prepares import parse_prepare
+from . import system_events
+from .cas_clock import HybridClock
+from .manifest import Event, Manifest
+from .record_layout import (
     NO_COLLECTION,
     SYSTEM_COLLECTION,
-    Kind,
     Meta,
-    Record,
+    RecordKind,
+    StoredRecord,
     collection_of,
     collection_range,
+    document_path,
     due_key,
     pack_record,
     seqno_key,
     vbucket_key,
     vbucket_range,
 )
-from .manifest import Event, Manifest
-from .vbucket import Progress, Standing, VBucket, dump
+from .rocksdb import Batch, Database
+from .vbucket import PendingPrepare, Progress, Standing, VBucket, dump
 
 __all__ = ["UNCHANGED", "Group"]
 
-#: Stands for an entry that the group has nothing to say about; None is one that it deletes.
+#: Marks a key that the group has not changed. None marks a key that it deletes.
 UNCHANGED = b""
 
-_MUTATION, _EVENT = Kind.MUTATION, Kind.EVENT
+_MUTATION, _EVENT = RecordKind.MUTATION, RecordKind.EVENT
+_PREPARE, _ABORT = RecordKind.PREPARE, RecordKind.ABORT
+_TOMBSTONES = frozenset({RecordKind.DELETION, RecordKind.EXPIRATION})
 
 
 class _ActiveVBuckets(dict[int, Progress]):
-    """How far active vbuckets have come, each opened when it is first asked for."""
+    """The progress of active vbuckets, opened on first access. Other vbuckets are refused."""
 
     __slots__ = ("_group",)
 
@@ -60,7 +65,7 @@ class _ActiveVBuckets(dict[int, Progress]):
             group.require(vbucket, VBucketState.ACTIVE)
         known = group.vbuckets[vbucket]
         if known.standing.state is not VBucketState.ACTIVE and vbucket not in group.standings:
-            group.require(vbucket, VBucketState.ACTIVE)  # says what is wrong
+            group.require(vbucket, VBucketState.ACTIVE)  # raises the refusal
         if known.held:
             raise StoreRefusal(Status.TEMPORARY_FAILURE, f"vbucket {vbucket} is moving")
         progress = self[vbucket] = group.progress.setdefault(vbucket, known.progress)
@@ -68,11 +73,11 @@ class _ActiveVBuckets(dict[int, Progress]):
 
 
 class Group:
-    """Changes that are committed together. Made and filled under the bucket's write lock."""
+    """Changes that are committed together. Created and filled under the bucket's write lock."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Database,
         vbuckets: Sequence[VBucket],
         clock: HybridClock,
         manifest: Manifest,
@@ -84,20 +89,22 @@ class Group:
         self.now = clock.seconds()
         self.batch = Batch()
         self.manifest = self._manifest_before = manifest
-        #: The collections that can be used, with the longest life of their documents.
+        #: The existing collections with the longest expiry of their documents.
         self.collections = collections
         self.max_value = max_value
-        #: What this group may have changed, by vbucket.
+        #: The durability level of the current write. If it is not 0, the write becomes a prepare.
+        self.level = 0
+        #: The state that this group may have changed, by vbucket.
         self.progress: dict[int, Progress] = {}
         self.standings: dict[int, Standing] = {}
         self.vbuckets = vbuckets
-        #: Those of them that are active; asking for any other refuses it.
+        #: The progress of active vbuckets. Access to any other vbucket raises a refusal.
         self.active = _ActiveVBuckets(self)
         self._cleared: set[int] = set()
-        #: Whose `Progress.highs` are this group's own already.
+        #: The vbuckets whose `Progress.highs` this group has already copied.
         self._own_highs: set[int] = set()
         self._time = self.now.to_bytes(4)
-        #: Reads keys from disk, past what this group changed.
+        #: Reads keys from disk, without the changes of this group.
         self.look_up = engine.keys.get
         self.look_up_many = engine.keys.get_many
         self._seqnos = self.batch.seqnos
@@ -106,21 +113,21 @@ class Group:
     # ---- vbuckets ------------------------------------------------------------------------
 
     def standing(self, vbucket: int) -> Standing:
-        """What a vbucket is, as far as this group has come."""
+        """Returns the standing of a vbucket, including the changes of this group."""
         return self.standings.get(vbucket) or self.vbuckets[vbucket].standing
 
     def change_standing(self, vbucket: int, **fields: Any) -> None:
         self.standings[vbucket] = replace(self.standing(vbucket), **fields)
 
     def open(self, vbucket: int) -> Progress:
-        """How far a vbucket has come, to be changed by this group."""
+        """Returns the progress of a vbucket, for changes by this group."""
         progress = self.progress.get(vbucket)
         if progress is None:
             progress = self.progress[vbucket] = self.vbuckets[vbucket].progress
         return progress
 
     def require(self, vbucket: int, *states: VBucketState) -> None:
-        """Refuses a vbucket that is not in one of these states."""
+        """Refuses a vbucket that is in none of these states."""
         if not 0 <= vbucket < len(self.vbuckets):
             raise StoreRefusal(Status.NOT_MY_VBUCKET, f"there is no vbucket {vbucket}")
         state = self.standing(vbucket).state
@@ -132,15 +139,15 @@ class Group:
 
     # ---- versions ------------------------------------------------------------------------
 
-    def record(self, path: bytes) -> Record | None:
-        """The newest version at ``path``, this group's own included."""
+    def record(self, path: bytes) -> StoredRecord | None:
+        """Returns the newest version at ``path``, including the changes of this group."""
         raw = self._keys.get(path, UNCHANGED)
         if raw is UNCHANGED:
             raw = self.look_up(path)
-        return None if raw is None else Record.load(raw)
+        return None if raw is None else StoredRecord.load(raw)
 
-    def frame(self, vbucket: int, record: Record) -> bytes:
-        """The stored frame of a version that is there."""
+    def frame(self, vbucket: int, record: StoredRecord) -> bytes:
+        """Returns the stored frame of an existing version."""
         at = seqno_key(vbucket, record.seqno)
         frame = self._seqnos.get(at) or self.engine.seqnos.get(at)
         if frame is None:
@@ -155,25 +162,31 @@ class Group:
         vbucket: int,
         progress: Progress,
         path: bytes,
-        old: Record | None,
+        old: StoredRecord | None,
         frame: bytes,
-        version: tuple[int, int, int, int, int, Kind, int],
+        version: tuple[int, int, int, int, int, RecordKind, int],
+        committed: bytes = b"",
     ) -> None:
-        """Makes ``frame`` the newest version at ``path`` in place of ``old``.
+        """Makes ``frame`` the newest version at ``path``, and moves ``old`` to history.
 
-        ``version`` is what its record says of it: the fields of `Record` but for the counts.
+        ``version`` has the fields of the `StoredRecord` without the counts. ``committed`` is the
+        prepare that this version completes, which is kept in history for rollbacks.
         """
         seqno, rev, cas, flags, time, kind, datatype = version
         at = seqno_key(vbucket, seqno)
-        if old is not None:
-            archived = self._time + self.frame(vbucket, old)
+        if old is not None or committed:
+            replaced = b"" if old is None else self.frame(vbucket, old)
+            archived = self._time + replaced + committed
             self.batch.history[at] = archived
             progress.history_bytes += len(archived)
-            self._retire(vbucket, progress, old)
+            if old is not None:
+                self._retire(vbucket, progress, old)
         if kind is _MUTATION:
             progress.items += 1
-        elif kind is not _EVENT:
+        elif kind in _TOMBSTONES:
             progress.tombstones += 1
+        elif kind is _PREPARE or kind is _ABORT:
+            progress.hide(seqno)
         record = pack_record(
             seqno,
             rev,
@@ -189,39 +202,44 @@ class Group:
         self._seqnos[at] = frame
         self._keys[path] = record
         if time or kind is not _MUTATION:
-            self._schedule(vbucket, path, Record.load(record))
-        collection = collection_of(path) if path[2] else 0  # as most are
+            self._schedule(vbucket, path, StoredRecord.load(record))
+        collection = collection_of(path) if path[2] else 0  # most are in the default collection
         if collection != progress.last_collection:
             self.turn_to(vbucket, progress, collection)
         progress.high = seqno
 
-    def remove(self, vbucket: int, progress: Progress, path: bytes, record: Record) -> None:
-        """Takes a version away without a trace: no tombstone, no history."""
+    def remove(self, vbucket: int, progress: Progress, path: bytes, record: StoredRecord) -> None:
+        """Removes a version without a tombstone or a history entry."""
         self._retire(vbucket, progress, record)
         self._keys[path] = None
+        if record.kind == _PREPARE:
+            progress.drop_prepare(document_path(path))
 
     def restore(self, vbucket: int, progress: Progress, path: bytes, frame: bytes) -> None:
-        """Brings an older version back on its own seqno; what was there has been removed."""
-        record = events.record_for(frame)
+        """Restores an older version at its seqno. The version after it was removed before."""
+        record = system_events.record_for(frame)
         self._seqnos[seqno_key(vbucket, record.seqno)] = frame
         self._keys[path] = record.dump()
         self._schedule(vbucket, path, record)
-        if record.kind == Kind.MUTATION:
+        if record.kind == RecordKind.MUTATION:
             progress.items += 1
         elif record.is_tombstone:
             progress.tombstones += 1
+        elif record.kind == _PREPARE:
+            pending = PendingPrepare(record.seqno, parse_prepare(frame).level, maybe_committed=True)
+            progress.add_prepare(document_path(path), pending)
 
-    def _retire(self, vbucket: int, progress: Progress, record: Record) -> None:
+    def _retire(self, vbucket: int, progress: Progress, record: StoredRecord) -> None:
         self._seqnos[seqno_key(vbucket, record.seqno)] = None
         due = due_key(vbucket, record)
         if due is not None:
             self.batch.due[due] = None
-        if record.kind == Kind.MUTATION:
+        if record.kind == RecordKind.MUTATION:
             progress.items -= 1
         elif record.is_tombstone:
             progress.tombstones -= 1
 
-    def _schedule(self, vbucket: int, path: bytes, record: Record) -> None:
+    def _schedule(self, vbucket: int, path: bytes, record: StoredRecord) -> None:
         due = due_key(vbucket, record)
         if due is not None:
             self.batch.due[due] = path
@@ -229,7 +247,7 @@ class Group:
     # ---- high seqnos of collections ------------------------------------------------------
 
     def turn_to(self, vbucket: int, progress: Progress, collection: int) -> None:
-        """The next change of a vbucket is another collection's than the last."""
+        """Switches the vbucket to another collection, and stores the high seqno of the last one."""
         left = progress.last_collection
         if left != NO_COLLECTION:
             self._own(vbucket, progress)[left] = progress.high
@@ -237,7 +255,7 @@ class Group:
         progress.last_collection = collection
 
     def set_highs(self, vbucket: int, progress: Progress, highs: dict[int, int]) -> None:
-        """Gives a vbucket that went back the high seqnos that its collections had there."""
+        """Sets the high seqnos of collections after a rollback."""
         self._own_highs.add(vbucket)
         progress.highs, progress.last_collection = highs, NO_COLLECTION
         self.batch.delete_range(self.engine.meta, Meta.highs(vbucket))
@@ -251,37 +269,37 @@ class Group:
         return progress.highs
 
     def note_purged(self, vbucket: int, path: bytes, seqno: int) -> None:
-        """Remembers that a collection had a change that nothing else tells of any more."""
+        """Stores the highest purged seqno of a collection: no version shows it any more."""
         collection = collection_of(path)
         if seqno > self.purged_until(vbucket, collection):
             self.batch.meta[Meta.purged(vbucket, collection)] = seqno.to_bytes(8)
 
     def purged_until(self, vbucket: int, collection: int) -> int:
-        """The highest seqno of a collection that was purged."""
+        """Returns the highest purged seqno of a collection."""
         name = Meta.purged(vbucket, collection)
         return int.from_bytes(self.batch.meta.get(name) or self.engine.meta.get(name) or b"")
 
-    # ---- events, erasure, whole vbuckets -------------------------------------------------
+    # ---- events, erasure, clearing -------------------------------------------------------
 
     def event(self, vbucket: int, event: Event, *, seqno: int | None = None) -> int:
-        """Stores a system event on ``seqno``, else on the vbucket's next; returns that."""
+        """Stores a system event at ``seqno``, or at the vbucket's next seqno. Returns the seqno."""
         progress = self.open(vbucket)
         seqno = progress.high + 1 if seqno is None else seqno
-        path = events.key_of(vbucket, event)
+        path = system_events.key_of(vbucket, event)
         self.install(
             vbucket,
             progress,
             path,
             None if vbucket in self._cleared else self.record(path),
-            events.encode(event, vbucket, seqno),
-            (seqno, 0, 0, int(event.created), 0, Kind.EVENT, 0),
+            system_events.encode(event, vbucket, seqno),
+            (seqno, 0, 0, int(event.created), 0, RecordKind.EVENT, 0),
         )
         if event.collection is not None and not event.created:
             self.batch.meta[Meta.erasure(vbucket, event.collection)] = seqno.to_bytes(8)
         return seqno
 
     def known_manifest(self, vbucket: int) -> Manifest:
-        """The scopes and collections that a vbucket's own events amount to."""
+        """Returns the manifest that results from the system events in a vbucket."""
         first, end = collection_range(vbucket, SYSTEM_COLLECTION)
         paths = {path for path, _ in self.engine.keys.scan((first, end))}
         paths.update(path for path in self._keys if first <= path < end)
@@ -289,20 +307,20 @@ class Group:
         for path in sorted(paths):
             record = self.record(path)
             if record is not None:
-                known = events.decode(self.frame(vbucket, record)).applied_to(known)
+                known = system_events.decode(self.frame(vbucket, record)).applied_to(known)
         return known
 
     def forget_erasures(self, vbucket: int, after: int) -> None:
-        """Collections that were dropped above seqno ``after`` need not be erased."""
+        """Cancels the erasure of collections that were dropped above seqno ``after``."""
         for name, dropped in self.engine.meta.scan(Meta.erasures(vbucket)):
             if int.from_bytes(dropped) > after:
                 self.batch.meta[name] = None
 
     def clear(self, vbucket: int) -> None:
-        """Takes everything out of a vbucket; its standing is the caller's to set.
+        """Deletes everything in a vbucket. The caller sets its standing.
 
-        What it had in due stays until its time: due is ordered by time, and whoever reads it
-        looks whether the version is still there.
+        Its entries in due stay until their time: due is ordered by time, and maintenance checks
+        whether the version still exists.
         """
         self._cleared.add(vbucket)
         seqnos = vbucket_range(vbucket)
@@ -312,10 +330,10 @@ class Group:
         self.batch.delete_range(self.engine.keys, keys)
         for names in (Meta.erasures(vbucket), Meta.highs(vbucket), Meta.all_purged(vbucket)):
             self.batch.delete_range(self.engine.meta, names)
-        self.progress[vbucket] = Progress()
+        self.progress[vbucket] = self._emptied(vbucket)
 
     def clear_all(self) -> None:
-        """As `clear` for every vbucket, at the cost of one."""
+        """Like `clear` for every vbucket, with a few range deletions for all."""
         engine = self.engine
         for family in (engine.seqnos, engine.keys, engine.history, engine.due):
             self.batch.delete_range(family, (b"", b"\xff"))
@@ -323,12 +341,21 @@ class Group:
             self.batch.delete_range(engine.meta, names)
         for vbucket in range(len(self.vbuckets)):
             self._cleared.add(vbucket)
-            self.progress[vbucket] = Progress()
+            self.progress[vbucket] = self._emptied(vbucket)
 
-    # ---- the end -------------------------------------------------------------------------
+    def _emptied(self, vbucket: int) -> Progress:
+        """Returns the progress of an empty vbucket.
+
+        It keeps ``sync_seqno``, because open backfills may still contain old prepares.
+        """
+        progress = Progress()
+        progress.sync_seqno = self.open(vbucket).sync_seqno
+        return progress
+
+    # ---- sealing -------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Adds what must be stored beside the versions themselves."""
+        """Adds vbucket entries, the manifest and the clock's bound to the batch if they changed."""
         meta = self.batch.meta
         for vbucket, standing in self.standings.items():
             meta[Meta.vbucket(vbucket)] = dump(standing, self.open(vbucket))

@@ -1,7 +1,7 @@
-"""What a bucket does by itself: expiring, erasing, purging, forgetting, in small steps.
+"""Background maintenance of a bucket: expiry, erasure of dropped collections, purge, trimming.
 
-Each step is one group of bounded size under the write lock, so a writer waits for milliseconds
-at most, however much there is to do. RocksDB rewrites its own files meanwhile, without a lock.
+Each step is one write group of bounded size under the write lock. So a writer waits milliseconds
+at most, however much there is to do. RocksDB compacts its files meanwhile without this lock.
 """
 
 from __future__ import annotations
@@ -12,31 +12,42 @@ from typing import Final
 
 from ..errors import Status, StoreRefusal
 from ..model import VBucketState
-from . import history, operations
-from .changes import Expire
-from .core import Core
-from .group import Group
-from .layout import Due, Meta, Record, collection_range, due_range, parse_due
+from . import operations, rollback
+from .bucket_data import Core
+from .document_changes import Expire
+from .record_layout import (
+    Due,
+    Meta,
+    RecordKind,
+    StoredRecord,
+    collection_range,
+    due_range,
+    parse_due,
+)
+from .write_group import Group
 
 __all__ = ["Maintenance"]
 
-#: How many versions one step looks at.
+#: A time after that of any tombstone, to select all of them.
+_ALWAYS: Final = 2**32
+
+#: The most versions that one step looks at.
 _STEP: Final = 1000
 
-#: After this many versions were taken away the files are rewritten without them; RocksDB would
-#: do it by itself only as writing goes on.
+#: Compact the files after this many versions were removed. RocksDB itself would compact them only
+#: as more data is written.
 _REWRITE_AFTER: Final = 200_000
 
 
 class Maintenance:
-    """The chores of one bucket. Rounds may come from several threads; steps interleave."""
+    """The maintenance tasks of one bucket. Steps of rounds in several threads may interleave."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._removed = 0
 
     def round(self) -> None:
-        """Does everything that is due now."""
+        """Runs every task that is due now."""
         self.expire()
         self.erase_dropped()
         self.purge()
@@ -45,19 +56,19 @@ class Maintenance:
             self.rewrite()
 
     def rewrite(self) -> None:
-        """Has RocksDB rewrite its files without what was deleted."""
+        """Compacts all column families, which removes deleted entries from the files."""
         self._removed = 0
         for family in self._core.engine.families:
             family.compact()
 
-    # ---- by time -------------------------------------------------------------------------
+    # ---- expiry and purge ----------------------------------------------------------------
 
     def expire(self) -> None:
-        """Turns documents of active vbuckets whose time has come into expirations."""
+        """Turns expired documents of active vbuckets into expirations."""
         self._sweep(Due.EXPIRE, self._core.clock.seconds(), self._expire)
 
     def purge(self) -> None:
-        """Takes away tombstones older than the purge age."""
+        """Removes tombstones and aborts older than the purge age."""
         oldest = self._core.clock.seconds() - self._core.settings.purge_age
         self._sweep(Due.PURGE, oldest, self._purge)
 
@@ -76,30 +87,45 @@ class Maintenance:
     def _expire(self, group: Group, entry: bytes, path: bytes) -> None:
         vbucket, seqno = parse_due(entry)
         if group.standing(vbucket).state is not VBucketState.ACTIVE:
-            return  # its active copy decides, and sends the expiration
+            return  # the active copy decides, and replicates the expiration
         (outcome,) = operations.apply_all(group, [Expire(vbucket, path[2:], seqno)])
         if isinstance(outcome, StoreRefusal) and outcome.status is Status.NOT_FOUND:
-            # Another version is there by now.
+            # Another version has replaced the document.
             group.batch.due[entry] = None
 
     def _purge(self, group: Group, entry: bytes, path: bytes) -> None:
         vbucket, seqno = parse_due(entry)
         record = group.record(path)
-        if record is None or record.seqno != seqno or not record.is_tombstone:
+        if record is None or record.seqno != seqno or not _may_be_purged(record):
             group.batch.due[entry] = None
             return
         progress, standing = group.open(vbucket), group.standing(vbucket)
         if seqno == progress.high:
-            return  # a reader must find the last seqno, or it waits for the end of its snapshot
+            return  # a stream must reach the high seqno, or its snapshot would never end
         group.remove(vbucket, progress, path, record)
-        group.note_purged(vbucket, path, seqno)
+        if record.is_tombstone:
+            group.note_purged(vbucket, path, seqno)
         progress.purged_rev = max(progress.purged_rev, record.rev)
         group.change_standing(vbucket, purge_seqno=max(standing.purge_seqno, seqno))
+
+    def purge_vbucket(self, vbucket: int, *, until: int | None, last_seqno: int | None) -> None:
+        """Removes tombstones of one vbucket before their purge age.
+
+        It removes those made at ``until`` or before, or all if it is None. If ``last_seqno`` is
+        given, it removes none above that seqno.
+        """
+
+        def handle(group: Group, entry: bytes, path: bytes) -> None:
+            owner, seqno = parse_due(entry)
+            if owner == vbucket and (last_seqno is None or seqno <= last_seqno):
+                self._purge(group, entry, path)
+
+        self._sweep(Due.PURGE, _ALWAYS if until is None else until, handle)
 
     # ---- dropped collections -------------------------------------------------------------
 
     def erase_dropped(self) -> None:
-        """Takes away the documents of collections that were dropped."""
+        """Removes the documents of dropped collections."""
         for name, dropped in list(self._core.engine.meta.scan(Meta.erasures())):
             vbucket, collection = Meta.parse(name)
             first, end = collection_range(vbucket, collection)
@@ -109,21 +135,21 @@ class Maintenance:
     def _erase_step(
         self, name: bytes, dropped: bytes, vbucket: int, bounds: tuple[bytes, bytes]
     ) -> bytes:
-        """Takes away some documents; returns where to go on."""
+        """Removes some documents of a dropped collection. Returns the key to continue from."""
         seqno = int.from_bytes(dropped)
         with self._core.change() as group:
             if group.engine.meta.get(name) != dropped:
-                return bounds[1]  # the vbucket was rolled back behind the drop meanwhile
+                return bounds[1]  # a rollback undid the drop meanwhile
             entries = list(islice(group.engine.keys.scan(bounds), _STEP))
             progress, standing = group.open(vbucket), group.standing(vbucket)
             older = [
                 (path, record)
                 for path, raw in entries
-                if (record := Record.load(raw)).seqno < seqno
+                if (record := StoredRecord.load(raw)).seqno < seqno
             ]
             for path, record in older:
                 group.remove(vbucket, progress, path, record)
-            if older:  # what is erased cannot be brought back
+            if older:  # a rollback cannot restore erased documents
                 group.change_standing(vbucket, history_floor=max(standing.history_floor, seqno))
             if len(entries) < _STEP:
                 group.batch.meta[name] = None
@@ -133,7 +159,7 @@ class Maintenance:
     # ---- history -------------------------------------------------------------------------
 
     def trim_history(self) -> None:
-        """Drops what lies outside the history window: too old, or too much in all."""
+        """Drops history that is older than the history age or exceeds the history size."""
         core = self._core
         before = core.clock.seconds() - core.settings.history_age
         total = sum(vbucket.progress.history_bytes for vbucket in core.vbuckets)
@@ -141,7 +167,7 @@ class Maintenance:
         for vbucket in core.vbuckets:
             size = vbucket.progress.history_bytes
             if size:
-                # Too much in all: every vbucket gives up the same part of what it has.
+                # Above the size limit, every vbucket gives up the same share of its history.
                 spare = size if total <= allowed else size * allowed // total
                 self._trim(vbucket.id, before, spare)
 
@@ -149,5 +175,9 @@ class Maintenance:
         dropped = _STEP
         while dropped == _STEP:
             with self._core.change() as group:
-                dropped = history.trim(group, vbucket, before=before, spare=spare, limit=_STEP)
+                dropped = rollback.trim(group, vbucket, before=before, spare=spare, limit=_STEP)
             self._removed += dropped
+
+
+def _may_be_purged(record: StoredRecord) -> bool:
+    return record.is_tombstone or record.kind == RecordKind.ABORT
