@@ -1,4 +1,4 @@
-"""Which node shall have which copy of each vbucket: values in, values out.
+"""Plans which node has which copy of each vbucket; pure functions.
 
 A row names the node of the active copy and those of the replicas, None where no node has one. A
 plan spreads active copies evenly, and replicas as evenly as that allows, and moves little: what

@@ -1,18 +1,19 @@
-"""How commands reach the manager: lines of JSON on a loopback socket.
+"""The manager's command protocol: lines of JSON over a loopback socket, server and client.
 
     -> {"token": ..., "command": "rebalance", "node": ""}
     <- {"waiting": "waiting for the rebalance to end"}          any number of these three
     <- {"done": 3, "total": 12, "what": "vbuckets moved"}
-    <- {}                                                       only to say: still at it
+    <- {}                                                       a heartbeat
     <- {"result": {...}}   or   {"error": "..."}                the last line
 
-A manager that says nothing for long is stopped, and whoever asked is told so. Where it listens,
-and the word that lets one in, is in a file that only the owner can read.
+A manager without a heartbeat is taken for suspended, which is an error for the client. Its port and
+its token are in a file that only the owner can read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
@@ -24,29 +25,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, ConnectionFailed, UpriverError
-from .turns import Audience
+from .command_queue import Audience
 
 __all__ = ["ApiServer", "call"]
 
 logger = logging.getLogger("upriver.cluster")
 
 _HOST: Final = "127.0.0.1"
-#: A command is a few words.
+#: The most bytes of a command.
 _MAX_LINE: Final = 64 * 1024
 _FILE: Final = "manager.json"
 _MANAGER: Final = "the manager"
-#: Seconds for a connection, and for the command on it.
+#: Seconds for connecting, and for the command to arrive.
 _CONNECT_SECONDS: Final = 5.0
-#: Seconds between two signs of life during a command, and without any until it is given up.
+#: Seconds between two heartbeats during a command, and without one until the client gives up.
 _SIGN_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 30.0
 
-#: Runs a command for a node, and tells whoever asked how far it is.
+#: Runs a command for a node, and reports its progress.
 Handler = Callable[[str, str, Audience], Awaitable[dict[str, Any]]]
 
 
 class _Listener:
-    """Who gave a command on a connection; nothing is said to those who are gone."""
+    """The client of a command; nothing is sent once its connection is closed."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -68,7 +69,7 @@ class _Listener:
 
 
 class ApiServer:
-    """Takes commands, several at a time."""
+    """Accepts commands, several at a time."""
 
     def __init__(self, directory: Path, handler: Handler) -> None:
         self._path = directory / _FILE
@@ -88,7 +89,9 @@ class ApiServer:
         fresh.replace(self._path)
 
     async def stop(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # missing, or of another manager
+            if json.loads(self._path.read_text()).get("token") == self._token:
+                self._path.unlink()
         if self._server is not None:
             self._server.close()
 
@@ -101,10 +104,10 @@ class ApiServer:
             result = await self._handler(*self._understood(line), listener)
             listener.say({"result": result})
         except (UpriverError, TimeoutError) as problem:
-            listener.say({"error": str(problem) or "it took too long; see the manager's log"})
+            listener.say({"error": str(problem) or "timeout; see the manager's log"})
         except (ValueError, OSError):
-            pass  # nobody who knows the way speaks like this, or they are gone
-        except Exception:  # a fault of ours: whoever asked must not take it for an end
+            pass  # not a client of this protocol, or it has disconnected
+        except Exception:  # a fault of Upriver: the client must not take it for a success
             logger.exception("a command failed")
             listener.say({"error": "the manager failed; see its log"})
         finally:
@@ -114,17 +117,17 @@ class ApiServer:
     def _understood(self, line: bytes) -> tuple[str, str]:
         request = json.loads(line)
         if not isinstance(request, dict):
-            raise ValueError("a command is an object")
+            raise ValueError("a command must be a JSON object")
         if not hmac.compare_digest(str(request.get("token")).encode(), self._token.encode()):
             raise ConfigError("the token is wrong: is it another manager's?")
         return str(request.get("command")), str(request.get("node", ""))
 
 
 def call(directory: Path, command: str, node: str = "") -> Iterator[dict[str, Any]]:
-    """Gives the manager a command; yields its lines, of which the last has the result.
+    """Sends the manager a command; yields its lines, of which the last has the result.
 
-    `ConfigError` if it refuses or cannot; `ConnectionFailed` if there is no manager. What it has
-    begun it finishes, whether or not anybody listens.
+    `ConfigError` if the command is refused or fails; `ConnectionFailed` if there is no manager. The
+    manager finishes a command even if the client disconnects.
     """
     try:
         where = json.loads((directory / _FILE).read_text())

@@ -1,6 +1,6 @@
-"""A raw connection to a node: let in as anybody is, then packets as they come.
+"""An authenticated connection to a node that sends and receives raw packets.
 
-For whoever stands between two nodes and passes their packets on. It looks at headers only.
+Used by the replication relay between two nodes. It parses headers only.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from .. import __version__
-from ..consumer.access import Access
-from ..consumer.node import converse
-from ..consumer.source import Address
+from ..consumer.transport.access import Access
+from ..consumer.transport.async_connection import converse
+from ..consumer.transport.connection_string import Address
 from ..errors import ConnectionFailed, Status, StatusError
 from ..model import Datatype
-from ..session.introduction import FIRST_OPAQUE, Introduction, introduce
+from ..session.client_handshake import FIRST_OPAQUE, Introduction, introduce
+from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.framing import Framer
@@ -26,11 +27,11 @@ from ..wire.names import Feature, OpenFlag
 __all__ = ["CONSUMER", "PRODUCER", "Endpoint", "Wire"]
 
 
-#: Bytes that are read at once, and that may wait to be sent before nothing more is taken.
+#: Bytes that are read at once, and the size of the send buffer above which sending waits.
 _READ: Final = 256 * 1024
-#: Seconds to be let in.
+#: The timeout of connecting and authenticating, in seconds.
 _PATIENCE: Final = 10.0
-#: All that a copy needs to be the same as the original.
+#: The features that a replica needs to be identical to its active copy.
 _FEATURES: Final = (
     Feature.SELECT_BUCKET,
     Feature.XERROR,
@@ -39,7 +40,7 @@ _FEATURES: Final = (
     Feature.SNAPPY,
     Feature.COLLECTIONS,
 )
-#: How a node is opened that shall send, and one that shall receive.
+#: The flags of Open for the sending and for the receiving node.
 PRODUCER: Final = (
     OpenFlag.PRODUCER
     | OpenFlag.INCLUDE_XATTRS
@@ -53,13 +54,23 @@ _DIALECT: Final = Dcp(collections=True)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A node's bucket, and who we are there."""
+    """A node's address and bucket, and the credentials for it."""
 
     address: Address
     bucket: str
     access: Access
-    #: What the node is called; one that is a consumer tells its producer.
+    #: The node's name; a consumer sends it to its producer.
     name: str = ""
+    #: The node's cluster, and the manager's epoch; 0 for a server outside of a cluster.
+    cluster: str = ""
+    epoch: int = 0
+
+    def token(self, ticket: int = 0, **more: str) -> kv.SetCtrlToken:
+        """The token of this manager for the node; with a ticket it renews the node's lease."""
+        told = {"cluster": self.cluster, "node": self.name, "ticket": ticket, **more}
+        return kv.SetCtrlToken(
+            token=self.epoch, value=json.dumps(told).encode(), datatype=Datatype.JSON
+        )
 
 
 class Wire:
@@ -73,7 +84,7 @@ class Wire:
 
     @classmethod
     async def open(cls, endpoint: Endpoint, name: str, flags: OpenFlag) -> Self:
-        """Connects and opens; `ConnectionFailed` or `StatusError` if that cannot be."""
+        """Connects, authenticates and opens; raises `ConnectionFailed` or `StatusError`."""
         address = endpoint.address
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -94,6 +105,10 @@ class Wire:
                     credentials=endpoint.access.credentials(),
                 )
                 await converse(introduce(introduction), wire.ask)
+                if endpoint.epoch:
+                    known = await wire.ask(endpoint.token())
+                    if known.status is not Status.SUCCESS:
+                        raise StatusError(known.status, request="SetCtrlToken")
                 opening = m.Open(name=name, flags=flags)
                 if endpoint.name and not flags & OpenFlag.PRODUCER:
                     value = json.dumps({"consumer_name": endpoint.name}).encode()
@@ -112,7 +127,7 @@ class Wire:
         return wire
 
     async def ask(self, request: m.Request) -> m.Response:
-        """The answer to a request, while nothing else is under way."""
+        """The response to a request; no other request may be outstanding."""
         opaque, self._opaque = self._opaque, self._opaque + 1
         await self.send(_DIALECT.encode(replace(request, opaque=opaque)))
         while True:
@@ -122,7 +137,7 @@ class Wire:
                     return message
 
     async def packets(self) -> list[bytes]:
-        """The next packets; `ConnectionFailed` when there are no more."""
+        """The next packets; `ConnectionFailed` at the end of the connection."""
         while True:
             try:
                 data = await self._reader.read(_READ)
@@ -135,7 +150,7 @@ class Wire:
                 return packets
 
     async def send(self, data: bytes) -> None:
-        """Sends packets, and waits while too much of them waits."""
+        """Sends packets; waits while the send buffer is full."""
         try:
             self._writer.write(data)
             await self._writer.drain()

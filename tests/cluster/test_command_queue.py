@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from clusterkit import PATIENCE
 
-from upriver.cluster.heirs import refuse_if_only_copy
+from upriver.cluster.command_queue import CommandQueue
+from upriver.cluster.failover_candidates import refuse_if_only_copy
 from upriver.cluster.node_link import Copy
-from upriver.cluster.turns import Turns
 from upriver.errors import ConfigError
 from upriver.model import VBucketState
 
@@ -40,7 +40,7 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 def test_a_command_waits_for_the_one_before_and_is_told_how_far_that_is() -> None:
     async def story() -> None:
-        turns, first, second = Turns(), Told(), Told()
+        turns, first, second = CommandQueue(), Told(), Told()
         order = []
 
         async def later() -> None:
@@ -64,7 +64,7 @@ def test_a_command_waits_for_the_one_before_and_is_told_how_far_that_is() -> Non
 
 def test_what_is_urgent_has_the_one_before_broken_off() -> None:
     async def story() -> None:
-        turns, told = Turns(), Told()
+        turns, told = CommandQueue(), Told()
         begun = asyncio.Event()
 
         async def without_end() -> None:
@@ -77,7 +77,7 @@ def test_what_is_urgent_has_the_one_before_broken_off() -> None:
         await begun.wait()
         async with turns.take("failover of n2", told, urgent=True) as turn:
             turn.check()  # nobody wants it to stop
-        with pytest.raises(ConfigError, match="rebalance was broken off for the failover of n2"):
+        with pytest.raises(ConfigError, match="rebalance was aborted for the failover of n2"):
             await endless
         assert told.lines == ["waiting for the rebalance to stop"]
 
@@ -86,7 +86,7 @@ def test_what_is_urgent_has_the_one_before_broken_off() -> None:
 
 def test_a_command_that_fails_leaves_its_turn_to_the_next() -> None:
     async def story() -> None:
-        turns = Turns()
+        turns = CommandQueue()
         with pytest.raises(ConfigError):
             async with turns.take("rebalance", Told()):
                 raise ConfigError("it cannot be")

@@ -1,4 +1,4 @@
-"""Moving vbuckets from where they are to where a plan wants them.
+"""Rebalance: moves vbuckets between nodes according to a plan.
 
     copy where there is none ──caught up──> takeover, if the active one moves ──> note the new row
 
@@ -18,11 +18,12 @@ from typing import Any, Final, Protocol
 from ..errors import ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
 from ..wire.names import StreamFlag
-from .node_link import Copy, NodeLink
-from .plan import Row
-from .relay import Relay
-from .turns import Turn
-from .wires import Endpoint
+from .command_queue import Turn
+from .copy_comparison import Copy
+from .node_link import NodeLink
+from .placement import Row
+from .raw_connection import Endpoint
+from .replication_relay import ReplicationRelay
 
 __all__ = ["Moving"]
 
@@ -46,7 +47,7 @@ class Cluster(Protocol):
     def link(self, name: str) -> NodeLink: ...
     def begin_copies(self, vbucket: int, nodes: set[str]) -> None: ...
     def end_copies(self, vbucket: int) -> None: ...
-    def alone(self, vbucket: int) -> AbstractAsyncContextManager[Any]: ...
+    def alone(self, vbucket: int, target: str) -> AbstractAsyncContextManager[Any]: ...
     async def commit(self, vbucket: int, row: Row) -> None: ...
 
 
@@ -101,7 +102,7 @@ class Moving:
             if source == target:
                 await cluster.commit(vbucket, then)
             else:
-                async with cluster.alone(vbucket):
+                async with cluster.alone(vbucket, target):
                     await self._take_over(vbucket, source, target)
                     await cluster.commit(vbucket, then)
         finally:
@@ -118,7 +119,8 @@ class Moving:
         while True:
             wanted = await self._copy(source, vbucket)
             has = [await self._copy(node, vbucket) for node in nodes]
-            if all(c.state is VBucketState.REPLICA and c.seqno >= wanted.seqno for c in has):
+            there = all(c.state is VBucketState.REPLICA and c.seqno >= wanted.seqno for c in has)
+            if there and await self._same_branch(vbucket, source, nodes):
                 return
             if sum(copy.seqno for copy in has) > best:
                 best, deadline = sum(copy.seqno for copy in has), loop.time() + _PATIENCE
@@ -130,6 +132,12 @@ class Moving:
                 )
             self._turn.check()
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _same_branch(self, vbucket: int, source: str, nodes: set[str]) -> bool:
+        """Whether copies follow the history of the active one: an old copy may have high seqnos."""
+        link = self._cluster.link
+        logs = [(await link(node).logs([vbucket]))[vbucket] for node in (source, *nodes)]
+        return len({log.newest for log in logs}) == 1
 
     async def _copy(self, node: str, vbucket: int) -> Copy:
         copies = await self._cluster.link(node).copies()
@@ -173,7 +181,7 @@ class Moving:
         cluster = self._cluster
         over = asyncio.Event()
         name = f"takeover:{source}->{target}:{vbucket}"
-        relay = await Relay.open(
+        relay = await ReplicationRelay.open(
             cluster.endpoint(source), cluster.endpoint(target), name, lambda ended: over.set()
         )
         passing = asyncio.create_task(relay.run())
@@ -195,7 +203,7 @@ class Moving:
             passing.cancel()
             await asyncio.gather(passing, return_exceptions=True)
 
-    async def _add(self, relay: Relay, vbucket: int) -> None:
+    async def _add(self, relay: ReplicationRelay, vbucket: int) -> None:
         """Begins the stream, once the one that kept the copy up to date has ended."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE
         while True:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, ConnectionFailed
-from ..store.settings import MAX_VBUCKETS
-from . import plan, secret, state
-from .api import call
-from .manager import free_port
-from .processes import cluster_process
-from .state import MAX_NODES, MAX_REPLICAS, ClusterState, NodeEntry
+from ..store.bucket_settings import MAX_VBUCKETS
+from . import cluster_state, manager_credentials, placement
+from .cluster_state import LEASE, MAX_NODES, MAX_REPLICAS, ClusterState, NodeEntry
+from .manager_api import call
+from .manager_commands import free_port
+from .node_processes import cluster_process
 
 __all__ = ["create", "exists", "start_manager"]
 
@@ -24,6 +24,8 @@ _LOG: Final = "manager.log"
 _PATIENCE: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 _MAX_PORT: Final = 65_535
+#: Of the names of a cluster and its bucket: as many as servers give a bucket.
+_ID_BYTES: Final = 16
 
 
 def exists(directory: Path) -> bool:
@@ -40,8 +42,12 @@ def create(
     bucket: str = "default",
     port: int = 0,
     users: Path | None = None,
+    lease: float = LEASE,
 ) -> None:
-    """Writes down a new cluster. Nodes listen on ports from ``port`` on; 0: on any free ones."""
+    """Writes down a new cluster. Nodes listen on ports from ``port`` on; 0: on any free ones.
+
+    ``lease`` is how many seconds a node answers writes without a word of its manager.
+    """
     if not 1 <= nodes <= MAX_NODES:
         raise ConfigError(f"a cluster has 1 to {MAX_NODES} nodes, not {nodes}")
     if not 0 <= replicas <= min(MAX_REPLICAS, nodes - 1):
@@ -53,18 +59,34 @@ def create(
     if port + nodes - 1 > _MAX_PORT:
         raise ConfigError(f"there are no {nodes} ports from {port} on")
     host = "127.0.0.1"
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(
+            f"{directory} cannot be a directory for a cluster: {problem.strerror}; give another one"
+        ) from None
     if exists(directory):
-        raise ConfigError(f"there is a cluster in {directory}")
-    if users is not None:
-        secret.make(directory, users)
+        raise ConfigError(f"there is a cluster in {directory} already")
+    manager_credentials.make(directory, users)
+    ports: list[int] = [port + number for number in range(nodes)] if port else []
+    while len(ports) < 2 * nodes:  # for documents, then for management
+        ports += {free_port(host)} - set(ports)
     entries = tuple(
-        NodeEntry(f"n{number + 1}", port + number if port else free_port(host))
-        for number in range(nodes)
+        NodeEntry(f"n{number}", ports[number - 1], ports[nodes + number - 1])
+        for number in range(1, nodes + 1)
     )
-    rows = plan.first_rows([entry.name for entry in entries], vbuckets, replicas)
-    made = ClusterState(bucket=bucket, host=host, replicas=replicas, nodes=entries, rows=rows)
-    state.save(made, directory / _STATE)
+    rows = placement.first_rows([entry.name for entry in entries], vbuckets, replicas)
+    made = ClusterState(
+        bucket=bucket,
+        host=host,
+        replicas=replicas,
+        nodes=entries,
+        rows=rows,
+        cluster=secrets.token_hex(_ID_BYTES),
+        bucket_uuid=secrets.token_hex(_ID_BYTES),
+        lease=lease,
+    )
+    cluster_state.save(made, directory / _STATE)
 
 
 def start_manager(
@@ -79,14 +101,13 @@ def start_manager(
         return _ready(directory, watch)
     except ConnectionFailed:
         pass  # so there is none
-    pid = cluster_process("manager_process", directory, directory / _LOG)
+    process = cluster_process("manager_process", directory, directory / _LOG)
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
             return _ready(directory, watch)
         except ConnectionFailed:
-            ended = os.waitpid(pid, os.WNOHANG)[0] == pid
-            if ended or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 log = directory / _LOG
                 raise ConfigError(f"the manager does not come up: see {log}") from None
             time.sleep(_POLL_SECONDS)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.cluster.plan import Row, balanced, first_rows, without
+from upriver.cluster.placement import Row, balanced, first_rows, without
 
 NAMES = [f"n{number}" for number in range(1, 9)]
 

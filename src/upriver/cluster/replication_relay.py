@@ -1,4 +1,4 @@
-"""Between two nodes: everything that one says to the other is passed on, as it is.
+"""Forwards packets between two nodes, so that one replicates from the other.
 
     producer node <── opened as producer ── relay ── opened as consumer ──> consumer node
 
@@ -18,9 +18,9 @@ from ..errors import ConnectionFailed, Status, UpriverError
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.names import StreamFlag
-from .wires import CONSUMER, PRODUCER, Endpoint, Wire
+from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
 
-__all__ = ["Relay"]
+__all__ = ["ReplicationRelay"]
 
 _DIALECT: Final = Dcp(collections=True)
 _ADD_STREAM: Final = 0x51
@@ -33,7 +33,7 @@ _VBUCKET_AT: Final = 6
 _PATIENCE: Final = 60.0
 
 
-class Relay:
+class ReplicationRelay:
     """Two connections and what goes on between them. `run` passes on until either is lost."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Relay:
         name: str,
         on_end: Callable[[int], None],
         watch: Callable[[bool, bytes], None] | None = None,
-    ) -> Relay:
+    ) -> ReplicationRelay:
         """Connects to both; what is written at the target comes from the source."""
         producer = await Wire.open(source, name, PRODUCER)
         try:

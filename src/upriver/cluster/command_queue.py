@@ -1,8 +1,8 @@
-"""One command at a time: who waits for whom, and who breaks off what is under way.
+"""The manager's command queue: runs one command at a time; failover and stop abort the running one.
 
-A person who gives a command is told at once whose turn it is, and how far that is. What is urgent,
-because nodes are lost or all shall end, does not wait for what may take long: that is asked to
-stop where it can be begun again.
+The client of a waiting command is told at once which command runs, and its progress. Urgent
+commands (failover, stop) do not wait: they ask the running command to stop at a point from which it
+can be repeated.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Final, Protocol
 
 from ..errors import ConfigError
 
-__all__ = ["Audience", "Turn", "Turns"]
+__all__ = ["Audience", "CommandQueue", "Turn"]
 
-#: Seconds between two looks at how far the one is that others wait for.
+#: Seconds between two progress reports to a waiting command.
 _INTERVAL: Final = 0.5
 
 
 class Audience(Protocol):
-    """Whoever gave a command, and may be gone by now."""
+    """The client of a command, which may have disconnected."""
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """How much of how much is done, and of what."""
+        """Reports progress: ``done`` of ``total``, and the unit."""
 
     def waits(self, why: str) -> None:
-        """What has to happen before anything can be done."""
+        """Reports what the command waits for."""
 
 
 class Turn:
-    """A command that is under way, and how far it is."""
+    """A running command and its progress."""
 
     def __init__(self, name: str, audience: Audience) -> None:
         self.name = name
         self.so_far = name
-        #: Somebody wants it to stop; only what can be begun again looks at it.
+        #: The urgent command that asks it to stop; checked only where it can be repeated.
         self.broken_off = asyncio.Event()
         self.over = asyncio.Event()
         self._audience = audience
-        self._broken_off_by = ""
+        self._aborted_by = ""
 
     def report(self, done: int, total: int, what: str) -> None:
         self.so_far = f"{self.name} ({done} of {total} {what})"
@@ -50,38 +50,36 @@ class Turn:
         self.so_far = f"{self.name} ({why})"
         self._audience.waits(why)
 
-    def break_off(self, urgent: str) -> None:
-        """Asks it to stop for something urgent."""
-        self._broken_off_by = urgent
+    def abort(self, urgent: str) -> None:
+        """Asks it to stop for an urgent command."""
+        self._aborted_by = urgent
         self.broken_off.set()
 
     def check(self) -> None:
-        """Raises if it shall stop."""
+        """Raises if it was asked to stop."""
         if self.broken_off.is_set():
-            raise ConfigError(
-                f"the {self.name} was broken off for the {self._broken_off_by}: give it again"
-            )
+            raise ConfigError(f"the {self.name} was aborted for the {self._aborted_by}: repeat it")
 
 
-class Turns:
-    """Gives one command its turn after the other."""
+class CommandQueue:
+    """Runs one command after the other."""
 
     def __init__(self) -> None:
         self._now: Turn | None = None
 
     @property
     def under_way(self) -> str:
-        """What is being done and how far it is; empty if nothing is."""
+        """The running command and its progress; empty if there is none."""
         return "" if self._now is None else self._now.so_far
 
     @contextlib.asynccontextmanager
     async def take(
         self, name: str, audience: Audience, *, urgent: bool = False
     ) -> AsyncIterator[Turn]:
-        """Waits for the command that is under way, or breaks it off."""
+        """Waits for the running command, or asks it to stop."""
         while (other := self._now) is not None:
             if urgent:
-                other.break_off(name)
+                other.abort(name)
             audience.waits(f"waiting for the {other.so_far} to {'stop' if urgent else 'end'}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL):
