@@ -1,7 +1,4 @@
-"""Loads documents through the consumer's writer, as fast as it goes or at a pace.
-
-It knows nothing of files and of how progress is shown.
-"""
+"""Writes documents through the consumer's writer, optionally at a limited rate."""
 
 from __future__ import annotations
 
@@ -9,37 +6,43 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..consumer.edits import Overwrite
-from ..consumer.writer import Writer, WriterSettings
+from ..consumer.writing.document_edits import Overwrite
+from ..consumer.writing.writer import Writer, WriterSettings
 from .documents import BadLine, Document
 
 __all__ = ["SETTINGS", "Pace", "load"]
 
-#: A load is not a database client that somebody waits for: large groups, and patience with a slow
-#: disk's worst minute and with nodes that change their roles.
+#: Throughput matters more than latency here: large groups, and long timeouts for slow disks and for
+#: nodes that change their roles.
 SETTINGS: Final = WriterSettings(batch_size=3 * 4096, request_timeout=60.0, retry_timeout=30.0)
 
 
-def load(documents: Iterable[Document], writer: Writer, pace: Pace | None = None) -> None:
-    """Writes documents, and returns when the server has accepted the last of them."""
+def load(
+    documents: Iterable[Document],
+    writer: Writer,
+    pace: Pace | None = None,
+    *,
+    collection: str = "",
+) -> None:
+    """Writes documents and returns when the server has accepted all of them."""
+    number = writer.collections.id_of(collection) if collection else 0
     try:
         for key, value in documents:
             if pace is not None:
                 pace.wait(writer.flush)
-            writer.put(Overwrite(key, value, json=True))
+            writer.put(Overwrite(key, value, collection=number, json=True))
     except BadLine:
-        writer.flush()  # the lines before it are as good as ever
+        writer.flush()  # the documents before the bad line are written
         raise
     writer.flush()
 
 
 class Pace:
-    """Keeps writing below a number of documents a second."""
+    """Limits the number of documents per second."""
 
-    #: Sleeping for less is mostly waking up; a sleep this long is made up for by several
-    #: documents at once.
+    #: The shortest sleep; shorter ones are mostly overhead. Several documents follow one sleep.
     TICK: Final = 0.01
-    #: Seconds of delay that are made up for; a server that stood still longer is not flooded.
+    #: The most seconds of delay that are caught up, so that a server is not flooded after a stall.
     CATCH_UP: Final = 1.0
 
     def __init__(
@@ -55,7 +58,7 @@ class Pace:
         self._due = clock()
 
     def wait(self, before: Callable[[], None]) -> None:
-        """Waits until the next document may be written; calls ``before`` if that is not now."""
+        """Waits until the next document may be written; calls ``before`` if it has to wait."""
         if self._due > self._clock():
             before()
             early = self._due - self._clock()

@@ -1,6 +1,6 @@
-"""The last minutes as rates: what the charts are drawn from.
+"""Rates over the last minutes, from which the charts are drawn.
 
-It turns counts into rates between two looks. A count that became smaller began anew.
+Rates are differences of counts between two samples. A smaller count means that it was reset.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from .figures import HistoryFigures, ServerFigures
 
-__all__ = ["History"]
+__all__ = ["RateHistory"]
 
-#: Looks that are kept: five minutes of one a second.
+#: The number of samples that are kept: five minutes.
 _KEPT: Final = 300
 
 
@@ -25,7 +25,7 @@ class _Point(NamedTuple):
     lag: int
 
 
-class History:
+class RateHistory:
     """Points in time, oldest first."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class History:
         self._before: tuple[float, tuple[int, int, int, int]] | None = None
 
     def add(self, time: float, server: ServerFigures, changes: int) -> None:
-        """Takes the counts of one look; ``changes`` is of all buckets."""
+        """Adds the counts of one sample; ``changes`` is the sum over all buckets."""
         counts = changes, server["reads"], server["messages"], server["bytes"]
         if self._before is not None and time > self._before[0]:
             passed = time - self._before[0]

@@ -1,7 +1,6 @@
-"""Notices what happened between two looks: failovers, rollbacks, vbuckets of another state.
+"""Detects events between two samples: failovers, rollbacks, changed vbucket states.
 
-It counts too what a look alone cannot tell: how many changes were committed and how many branches
-began. It knows nothing of clocks or threads.
+It also counts what a single sample does not show: committed changes and new branches.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ from typing import Final
 
 from .figures import STATE_LETTERS, BucketFigures, EventFigures, PipelineFigures, ServerFigures
 
-__all__ = ["Watch"]
+__all__ = ["EventDetector"]
 
-#: Events that are remembered: some screens full.
+#: The number of events that are kept: a few screens.
 _KEPT: Final = 200
-#: Vbuckets that are told one by one; when more change at once, they make one event.
+#: If more vbuckets than this change at once, they are reported as one event.
 _SINGLY: Final = 4
 
 _STATES: Final = {letter: state for state, letter in STATE_LETTERS.items()}
 
 
-class Watch:
-    """What has happened since it began to look."""
+class EventDetector:
+    """The events since the first sample."""
 
     def __init__(self) -> None:
         self.events: deque[EventFigures] = deque(maxlen=_KEPT)
-        #: By bucket: seqnos that were given out, and branches that began.
+        #: By bucket: assigned seqnos, and new branches.
         self.changes: dict[str, int] = {}
         self.branches: dict[str, int] = {}
         self._before: dict[str, BucketFigures] = {}
@@ -50,8 +49,8 @@ class Watch:
         if self._rollbacks_told is not None:
             for one in server["rolled_back"]:
                 if one["id"] > self._rollbacks_told or newest < self._rollbacks_told:
-                    who = one["connection"] or "a reader without a name"
-                    text = f"{who} was sent back to seqno {one['seqno']:,}"
+                    reader = one["connection"] or "a reader without a name"
+                    text = f"{reader} was rolled back to seqno {one['seqno']:,}"
                     self._tell("rollback", text, one["time"], one["bucket"], one["vbucket"])
         self._rollbacks_told = newest
 
@@ -61,7 +60,7 @@ class Watch:
         for batch in pipeline["recent"]:
             if told is not None and batch["time"] > told and batch["rollbacks"]:
                 times = f"{batch['rollbacks']:,} rollback{'s' * (batch['rollbacks'] > 1)}"
-                text = f"{name}: batch {batch['batch']:,} followed {times}"
+                text = f"{name}: batch {batch['batch']:,} had {times}"
                 self._tell("rollback", text, batch["time"])
         newest = (batch["time"] for batch in pipeline["recent"])
         self._batches_told[name] = max(newest, default=told or 0.0)
@@ -79,7 +78,7 @@ class Watch:
         else:
             for vbucket in branched:
                 was, high = old["high"][vbucket], new["high"][vbucket]
-                text = f"a new branch begins; the high seqno was {was:,} and is {high:,}"
+                text = f"a new branch began; the high seqno was {was:,} and is {high:,}"
                 self._tell("failover", text, now, name, vbucket)
         moved: dict[tuple[str, str], list[int]] = {}
         for vbucket in _different(old["state"], new["state"]):

@@ -1,6 +1,6 @@
-"""Commands that answer a question with their exit status, and must not fail with an answer.
+"""Exit codes of commands whose status is their result (``check``, ``verify``).
 
-Status 0 and 1 are answers there; 2 says that there is none, and 130 that somebody gave up waiting.
+Status 0 and 1 are results; 2 means that the command failed, and 130 that it was interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..errors import UpriverError
 
 __all__ = ["INTERRUPTED", "Question"]
 
-#: What shells make of a program that ended by SIGINT: 128 and the signal's number.
+#: The status of shells for a program that was ended by SIGINT: 128 plus the signal's number.
 INTERRUPTED: Final = 130
 
 
@@ -25,7 +25,7 @@ class _Trouble(click.ClickException):
 
 
 class Question(click.Command):
-    """Such a command."""
+    """A command whose exit status is its result."""
 
     def invoke(self, context: click.Context) -> Any:
         try:

@@ -1,8 +1,8 @@
-"""Packet captures: the bytes of each TCP connection, one piece for each direction.
+"""Reads packet captures: the bytes of each TCP connection, one piece per direction.
 
 Reads pcap and pcapng files of Ethernet, Linux cooked, raw IP and loopback links, IPv4 and IPv6.
-Segments are put in order by their sequence numbers; a gap ends a piece, and what follows it begins
-a new one. What is not TCP with a payload is passed over.
+Segments are ordered by their sequence numbers; a gap ends a piece, and the bytes after it begin a
+new one. Packets without a TCP payload are skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pieces_of_capture(raw: bytes) -> list[bytes]:
 def _pcap(raw: bytes) -> Iterator[tuple[int, bytes]]:
     order = _PCAP_MAGICS[raw[:4]]
     if len(raw) < 24:
-        raise ValueError("the capture's header is cut off")
+        raise ValueError("the capture's header is truncated")
     link = struct.unpack_from(order + "I", raw, 20)[0] & 0x0FFFFFFF
     at = 24
     while at + 16 <= len(raw):
@@ -75,7 +75,7 @@ def _pcapng(raw: bytes) -> Iterator[tuple[int, bytes]]:
             links = []
         kind, size = struct.unpack_from(order + "II", raw, at)
         if size < 12 or size % 4 or at + size > len(raw):
-            raise ValueError(f"the capture's block at byte {at} is cut off")
+            raise ValueError(f"the capture's block at byte {at} is truncated")
         body = raw[at + 8 : at + size - 4]
         if kind == _INTERFACE_BLOCK and len(body) >= 2:
             links.append(struct.unpack_from(order + "H", body)[0])
@@ -92,7 +92,7 @@ def _segment(link: int, frame: bytes) -> _Segment | None:
     """The TCP payload of a captured frame, if it has one."""
     start = _LINK_HEADER.get(link)
     if start is None:
-        raise ValueError(f"captures of link type {link} are not understood")
+        raise ValueError(f"captures of link type {link} are not supported")
     if link == _ETHERNET and frame[12:14] == _VLAN:
         start += 4
     packet = frame[start:]
@@ -118,7 +118,7 @@ def _segment(link: int, frame: bytes) -> _Segment | None:
 
 
 def _ordered(segments: list[_Segment]) -> Iterator[bytes]:
-    """The bytes of one direction of a connection; repeated ones once."""
+    """The bytes of one direction of a connection, without retransmissions."""
     base = segments[0].sequence
     lowest = min(_distance(base, s.sequence) for s in segments)
     base = (base + lowest) % 2**32
@@ -136,6 +136,6 @@ def _ordered(segments: list[_Segment]) -> Iterator[bytes]:
 
 
 def _distance(base: int, sequence: int) -> int:
-    """How far a sequence number lies behind another, over the 32-bit wrap."""
+    """The distance between two sequence numbers, modulo 2**32."""
     distance = (sequence - base) % 2**32
     return distance if distance < 2**31 else distance - 2**32
