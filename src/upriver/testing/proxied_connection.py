@@ -1,10 +1,10 @@
-"""One connection through a proxy: bytes both ways, and what happens to them.
+"""One connection through the chaos proxy: forwards bytes both ways and applies the faults.
 
     running ──both sides ended──> closed
-       ├── a fault ends one direction within it ──> that side still gets what came before ──> closed
+       ├── a fault truncates one direction ──> its receiver gets the bytes before ──> closed
        └── reset by a side, by a fault or on command ──> both reset
 
-Everything here is for the proxy's own thread.
+Everything here runs in the proxy's thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .misfortune import Ending, Faults, Misfortune
+from .faults import Ending, FaultInjector, Faults
 
-__all__ = ["CHUNK", "ChaosCounts", "Gate", "Relay", "cancelled"]
+__all__ = ["CHUNK", "ChaosCounts", "Gate", "ProxiedConnection", "cancelled"]
 
-#: Bytes that are read at once, and so the most that one direction keeps beside its buffers.
+#: Bytes that are read at once, and so the most that one direction holds besides its buffers.
 CHUNK: Final = 64 * 1024
-#: Linger for no time: closing a socket resets its connection.
+#: SO_LINGER with no time: closing the socket resets its connection.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -30,10 +30,10 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class ChaosCounts:
-    """What a proxy has done so far."""
+    """Connections, faults and bytes of a proxy so far."""
 
     connections: int = 0
-    #: Of these, that found no server.
+    #: Connections for which no server could be reached.
     unreachable: int = 0
     cuts: int = 0
     truncations: int = 0
@@ -44,21 +44,21 @@ class ChaosCounts:
 
 
 class Gate:
-    """What all connections of a proxy meet in one direction."""
+    """The state of one direction that all connections of a proxy share."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        #: Bytes until the next one ends; None if that was not asked for.
+        #: Bytes until the connection that carries them is ended; None for no such limit.
         self.allowed: int | None = None
-        #: The opcode of the packet behind which the next connection ends.
+        #: The opcode of the packet after which its connection is ended.
         self.behind: int | None = None
-        #: Set while it is no stall.
+        #: Cleared during a stall.
         self.flowing = asyncio.Event()
         self.flowing.set()
         self.passed = 0
 
     def allow(self, chunk: bytes) -> tuple[bytes, bool]:
-        """What of a chunk may pass, and whether its connection ends behind that."""
+        """The part of a chunk that may pass, and whether its connection ends after it."""
         if self.allowed is None:
             return chunk, False
         if len(chunk) < self.allowed:
@@ -68,8 +68,8 @@ class Gate:
         return chunk, True
 
 
-class Relay:
-    """A client's connection and the one to the server that belongs to it."""
+class ProxiedConnection:
+    """A client's connection and the matching connection to the server."""
 
     def __init__(
         self, client: _Streams, to_client: Gate, to_server: Gate, counts: ChaosCounts, seed: str
@@ -81,7 +81,7 @@ class Relay:
         self._seed = seed
 
     async def run(self, target: tuple[str, int] | None) -> None:
-        """Relays until it is over; cancelling it resets both sides."""
+        """Forwards until the connection ends; cancelling it resets both sides."""
         sides = [self._client]
         try:
             server = await self._reach(target)
@@ -105,7 +105,7 @@ class Relay:
             return None
 
     async def _relay(self, server: _Streams) -> bool:
-        """Passes bytes on until both sides have ended; false if both shall be reset."""
+        """Forwards bytes until both sides have ended; false if both must be reset."""
         client = self._client
         down = asyncio.create_task(self._pass(server[0], client[1], self._to_client, "down"))
         up = asyncio.create_task(self._pass(client[0], server[1], self._to_server, "up"))
@@ -121,7 +121,7 @@ class Relay:
                     await cancelled(*waiting)
                     near, far = (client, server) if endings.get(down) else (server, client)
                     await _reset(far[1])
-                    await _let_go(near)
+                    await _drain(near)
                     return False
             return True
         finally:
@@ -130,23 +130,23 @@ class Relay:
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, gate: Gate, name: str
     ) -> Ending | None:
-        """Passes bytes on in one direction until they end, and says if they ended too early."""
-        misfortune = Misfortune(f"{self._seed} {name}")
+        """Forwards one direction until its end; returns how a fault ended it, if one did."""
+        injector = FaultInjector(f"{self._seed} {name}")
         try:
             while chunk := await source.read(CHUNK):
-                if misfortune.faults is not gate.faults:
-                    misfortune.expect(gate.faults)
+                if injector.faults is not gate.faults:
+                    injector.configure(gate.faults)
                 await gate.flowing.wait()
                 chunk, last = gate.allow(chunk)
-                struck = misfortune.strike(chunk, gate.behind)
-                if struck.met:
+                faulted = injector.apply(chunk, gate.behind)
+                if faulted.met:
                     gate.behind = None
-                self._counts.corruptions += struck.corruptions
-                await self._deliver(struck.data, sink, gate, misfortune)
-                if struck.ending is Ending.CUT:
+                self._counts.corruptions += faulted.corruptions
+                await self._deliver(faulted.data, sink, gate, injector)
+                if faulted.ending is Ending.CUT:
                     self._counts.cuts += 1
                     return Ending.CUT
-                if last or struck.ending is Ending.TRUNCATED:
+                if last or faulted.ending is Ending.TRUNCATED:
                     self._counts.truncations += 1
                     sink.write_eof()
                     return Ending.TRUNCATED
@@ -156,29 +156,29 @@ class Relay:
         return None
 
     async def _deliver(
-        self, data: bytes, sink: asyncio.StreamWriter, gate: Gate, misfortune: Misfortune
+        self, data: bytes, sink: asyncio.StreamWriter, gate: Gate, injector: FaultInjector
     ) -> None:
-        pause = misfortune.pause()
+        pause = injector.pause()
         if pause:
             self._counts.delays += 1
             await asyncio.sleep(pause)
-        for piece in misfortune.fragments(data):
+        for piece in injector.fragments(data):
             await gate.flowing.wait()
             sink.write(piece)
             gate.passed += len(piece)
             await sink.drain()
-            await asyncio.sleep(0)  # others have their turn between the pieces
+            await asyncio.sleep(0)  # lets other connections run between the pieces
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Ends tasks, and returns when they have ended."""
+    """Cancels tasks and waits for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _let_go(side: _Streams) -> None:
-    """Waits for a side that was told of the end, because a reset could overtake that."""
+async def _drain(side: _Streams) -> None:
+    """Waits until a side closes after the end of its stream: a reset could overtake the data."""
     with contextlib.suppress(OSError):
         while await side[0].read(CHUNK):
             pass

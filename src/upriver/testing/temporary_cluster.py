@@ -1,33 +1,32 @@
-"""A cluster of real processes for tests: nodes with replicas, and what can befall them."""
+"""A temporary cluster of real processes for tests, whose nodes can be killed and failed over."""
 
 from __future__ import annotations
 
 import signal
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
-from ..cluster import state
-from ..cluster.api import call
-from ..cluster.processes import Processes, reap
-from ..cluster.starting import create, start_manager
-from ..consumer.edits import Edit, removal, upsert
-from ..consumer.source import Source
-from ..consumer.writer import Writer, WriterSettings
+from ..cluster import cluster_state
+from ..cluster.cluster_start import create, start_manager
+from ..cluster.manager_api import call
+from ..cluster.node_processes import Processes, reap
+from ..consumer.transport.connection_string import Source
+from ..consumer.writing.document_edits import Edit, removal, upsert
+from ..consumer.writing.writer import Writer, WriterSettings
 from ..errors import ConnectionFailed
 
 __all__ = ["TemporaryCluster"]
 
-#: Seconds until a write is given up that no node takes.
+#: Seconds after which a write fails that no node accepts.
 _PATIENCE: Final = 60.0
 
 
 class TemporaryCluster:
-    """``upriver cluster`` on free ports, in a directory that goes with its ``with`` block.
+    """``upriver cluster`` on free ports, in a directory that is removed after the ``with`` block.
 
     Nodes are called n1, n2 and so on. Each is a process of its own, and so is the manager; a
-    cluster is there after about two seconds. Commands return when they are done.
+    cluster starts in about two seconds. Commands return when they are done.
     """
 
     def __init__(
@@ -39,10 +38,12 @@ class TemporaryCluster:
         bucket: str = "default",
         users: Path | None = None,
         directory: Path | None = None,
+        lease: float = cluster_state.LEASE,
     ) -> None:
-        """``users`` is a file as `upriver users` makes it; anybody is let in without.
+        """``users`` is a users file of `upriver users`; without one there is no authentication.
 
-        With a ``directory`` of yours, logs and data stay when it ends.
+        With a ``directory`` of yours, logs and data stay when it ends. ``lease`` is for how many
+        seconds nodes accept writes after their manager was killed.
         """
         self._passing: tempfile.TemporaryDirectory[str] | None = None
         if directory is None:
@@ -56,11 +57,12 @@ class TemporaryCluster:
             vbuckets=vbuckets,
             bucket=bucket,
             users=users,
+            lease=lease,
         )
         self._writer: Writer | None = None
 
     def start(self) -> dict[str, Any]:
-        """Starts what does not run, and returns the status once all is ready."""
+        """Starts the processes that do not run, and returns the status when all are ready."""
         return start_manager(self.directory)
 
     def stop(self) -> None:
@@ -82,23 +84,18 @@ class TemporaryCluster:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    # ---- what there is -------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------
 
     @property
-    def state(self) -> state.ClusterState:
-        return state.load(self.directory / "cluster.json")
+    def state(self) -> cluster_state.ClusterState:
+        return cluster_state.load(self.directory / "cluster.json")
 
     @property
     def nodes(self) -> list[str]:
-        """The names of all nodes, those too that were failed over."""
+        """The names of all nodes, including those that were failed over."""
         return [node.name for node in self.state.nodes]
 
     @property
@@ -109,13 +106,13 @@ class TemporaryCluster:
         return f"couchbase://{hosts}/{held.bucket}"
 
     def status(self) -> dict[str, Any]:
-        """What ``upriver cluster status --json`` prints."""
+        """The object that ``upriver cluster status --json`` prints."""
         return self.run("status")
 
     # ---- documents -----------------------------------------------------------------------
 
     def write(self, key: bytes, value: bytes) -> None:
-        """Writes a document into the default collection, wherever its vbucket is by now."""
+        """Writes a document into the default collection, on the node that has its vbucket."""
         self._do(upsert(key, value))
 
     def delete(self, key: bytes) -> None:
@@ -130,39 +127,39 @@ class TemporaryCluster:
     # ---- commands ------------------------------------------------------------------------
 
     def fail_over(self, node: str) -> None:
-        """Takes a node out at once; replicas take over, and what they had not got is lost."""
+        """Fails a node over at once: replicas become active, changes they do not have are lost."""
         self.run("failover", node)
 
     def recover(self, node: str) -> None:
-        """Takes a node in again that was failed over."""
+        """Brings a failed-over node back."""
         self.run("recover", node)
 
     def rebalance(self) -> None:
-        """Moves vbuckets until every node has its share."""
+        """Spreads the vbuckets evenly over the nodes."""
         self.run("rebalance")
 
     def add_node(self) -> None:
-        """Adds a node, which gets its share with the next `rebalance`."""
+        """Adds a node, which gets vbuckets with the next `rebalance`."""
         self.run("add-node")
 
     def remove_node(self, node: str) -> None:
-        """Moves everything away from a node, and takes it out."""
+        """Moves all vbuckets away from a node and removes it."""
         self.run("remove-node", node)
 
     def run(self, command: str, node: str = "") -> dict[str, Any]:
-        """Gives a command as ``upriver cluster COMMAND`` does, and waits for its result."""
+        """Runs a command like ``upriver cluster COMMAND`` and waits for its result."""
         *_, last = call(self.directory, command, node)
         result: dict[str, Any] = last["result"]
         return result
 
-    # ---- misfortune ----------------------------------------------------------------------
+    # ---- process faults ------------------------------------------------------------------
 
     def kill(self, node: str) -> None:
-        """Kills the process of a node, as with kill -9. The manager starts it again."""
+        """Kills the process of a node, as with kill -9. The manager restarts it."""
         self._send(node, signal.SIGKILL)
 
     def pause(self, node: str) -> None:
-        """Stops the process of a node: its connections stay, and nothing answers."""
+        """Suspends the process of a node: its connections stay open, but it does not answer."""
         self._send(node, signal.SIGSTOP)
 
     def resume(self, node: str) -> None:

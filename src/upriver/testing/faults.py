@@ -1,7 +1,7 @@
-"""What goes wrong in one direction of a connection, decided by a seed: where, and how.
+"""Random faults of one direction of a connection, reproducible by a seed; without I/O.
 
-Faults lie at positions in the stream of bytes and not in the chunks it happens to come in, so
-the same bytes meet the same faults however they travel. It knows no sockets.
+Faults lie at positions in the stream of bytes and not in the chunks in which it arrives, so the
+same bytes meet the same faults however they are split.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ..errors import ConfigError, DecodeError
 from ..wire.framing import packet_length
 from ..wire.header import MAGICS
 
-__all__ = ["Ending", "Faults", "Misfortune", "Struck"]
+__all__ = ["Ending", "FaultInjector", "FaultedChunk", "Faults"]
 
-#: In every header: the body's length, highest byte first, and how much of it tells that length.
+#: In every header: the offset of the body's length (big-endian), and the bytes needed to know it.
 _OPCODE_AT: Final = 1
 _LENGTH_AT: Final = 8
 _LENGTH_KNOWN: Final = 12
-#: In a memcached header only: the opaque, highest byte first.
+#: In a memcached header only: the opaque (big-endian).
 _OPAQUE_AT: Final = 12
-#: What begins no packet of any draft.
+#: First bytes that begin no packet of any draft.
 _NO_MAGICS: Final = tuple(sorted(set(range(0x20, 0x100)) - MAGICS))
 _HIGHEST_BIT: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong by chance in one direction. Distances are averages, in bytes.
+    """Settings for the random faults of one direction. Distances are averages, in bytes.
 
         Faults(cut_every=100_000, delay=0.002, fragment=7)
 
-    ``cut_every`` resets the connection. ``truncate_every`` ends it in an orderly way, but within
-    what was being sent. ``corrupt_every`` changes a byte: with "headers" the magic, the length or
-    the opaque of a packet, to what a client must notice; with "anywhere" any bit, which in a value
-    nobody can notice who has no checksums. ``delay`` is the most seconds that a chunk is held
-    back, ``fragment`` the most bytes that are passed on at once.
+    ``cut_every`` resets the connection. ``truncate_every`` closes it in order, but in the middle of
+    a transfer. ``corrupt_every`` changes a byte: with "headers" the magic, the length or the opaque
+    of a packet, so that a client must notice; with "anywhere" any bit, which in a value cannot be
+    noticed without checksums. ``delay`` is the longest delay of a chunk in seconds, ``fragment``
+    the most bytes that are forwarded at once.
     """
 
     cut_every: int | None = None
@@ -64,55 +64,55 @@ class Faults:
 
 
 class Ending(Enum):
-    """How a connection ends before its time."""
+    """How a fault ends a connection."""
 
-    #: By a reset, which may overtake what was sent before it.
+    #: By a reset; bytes sent before it may be lost.
     CUT = auto()
-    #: After everything before this point has arrived.
+    #: By an orderly close; everything sent before it arrives.
     TRUNCATED = auto()
 
 
-class Struck(NamedTuple):
-    """What became of some bytes."""
+class FaultedChunk(NamedTuple):
+    """The bytes to forward for a chunk, after its faults."""
 
     data: bytes
     corruptions: int = 0
-    #: Whether the connection ends after them.
+    #: Whether and how the connection ends after these bytes.
     ending: Ending | None = None
-    #: Whether the packet passed behind which they were to end.
+    #: Whether they end with the packet after which the connection was to be ended.
     met: bool = False
 
 
-class Misfortune:
-    """The faults of one direction of one connection, as they come due."""
+class FaultInjector:
+    """Applies faults to one direction of one connection."""
 
     def __init__(self, seed: str) -> None:
         self.faults = Faults()
         self._random = random.Random(seed)
-        #: Each kind has numbers of its own, so that asking for one more moves none of the others.
-        self._cut = _Positions(f"{seed} cut")
-        self._truncation = _Positions(f"{seed} truncation")
-        self._corruption = _Positions(f"{seed} corruption")
-        self._packets = _Packets()
+        #: Each kind has its own random numbers, so that enabling one does not move the others.
+        self._cut = _FaultPositions(f"{seed} cut")
+        self._truncation = _FaultPositions(f"{seed} truncation")
+        self._corruption = _FaultPositions(f"{seed} corruption")
+        self._packets = _PacketTracker()
         self._passed = 0
-        #: Bytes of headers that are yet to pass: their positions, and how to change them.
-        self._spoilt: dict[int, Callable[[int], int]] = {}
+        #: Corruptions of header bytes that have not passed yet, by position.
+        self._pending_corruptions: dict[int, Callable[[int], int]] = {}
 
-    def expect(self, faults: Faults) -> None:
-        """Has these faults come from here on."""
+    def configure(self, faults: Faults) -> None:
+        """Applies these faults from the current position on."""
         self.faults = faults
         self._cut.begin(self._passed, faults.cut_every)
         self._truncation.begin(self._passed, faults.truncate_every)
         self._corruption.begin(self._passed, faults.corrupt_every)
 
-    def strike(self, chunk: bytes, behind: int | None = None) -> Struck:
-        """What becomes of the next bytes; they end ``behind`` a packet with that opcode."""
+    def apply(self, chunk: bytes, behind: int | None = None) -> FaultedChunk:
+        """The next chunk with its faults; the connection ends after a packet with this opcode."""
         ending = None
         first = min(self._cut.next, self._truncation.next)
         if first < self._passed + len(chunk):
             chunk = chunk[: int(first) - self._passed]
             ending = Ending.CUT if first == self._cut.next else Ending.TRUNCATED
-        # Whatever goes wrong now: who knows where packets begin can spoil headers later.
+        # Packets are tracked with any faults: corruption of headers may be enabled later.
         begin, ends = self._packets.follow(chunk)
         heads = [self._passed + at for at in begin]
         met = next((end for end, opcode in ends if opcode == behind), None)
@@ -121,14 +121,14 @@ class Misfortune:
             heads = [head for head in heads if head < self._passed + met]
         data = bytearray(chunk)
         if self.faults.corrupt_where == "headers":
-            corruptions = self._spoil_headers(data, heads)
+            corruptions = self._corrupt_headers(data, heads)
         else:
             corruptions = self._flip_bits(data)
         self._passed += len(chunk)
-        return Struck(bytes(data), corruptions, ending, met is not None)
+        return FaultedChunk(bytes(data), corruptions, ending, met is not None)
 
     def fragments(self, data: bytes) -> Iterator[bytes]:
-        """The pieces in which to pass it on."""
+        """The pieces in which to forward the data."""
         if self.faults.fragment is None:
             yield data
             return
@@ -139,23 +139,23 @@ class Misfortune:
             at += size
 
     def pause(self) -> float:
-        """Seconds to hold the next chunk back."""
+        """The delay of the next chunk in seconds."""
         return self._random.uniform(0, self.faults.delay) if self.faults.delay else 0.0
 
-    def _spoil_headers(self, data: bytearray, heads: list[int]) -> int:
+    def _corrupt_headers(self, data: bytearray, heads: list[int]) -> int:
         for head in heads:
             if self._corruption.next <= head:
-                at, change = self._wrong(data[head - self._passed])
-                self._spoilt[head + at] = change
+                at, change = self._header_corruption(data[head - self._passed])
+                self._pending_corruptions[head + at] = change
                 self._corruption.step(head)
-        due = [at for at in self._spoilt if at < self._passed + len(data)]
+        due = [at for at in self._pending_corruptions if at < self._passed + len(data)]
         for at in due:
-            change = self._spoilt.pop(at)
+            change = self._pending_corruptions.pop(at)
             data[at - self._passed] = change(data[at - self._passed])
         return len(due)
 
-    def _wrong(self, first: int) -> tuple[int, Callable[[int], int]]:
-        """A place in a header, and what makes it wrong beyond doubt."""
+    def _header_corruption(self, first: int) -> tuple[int, Callable[[int], int]]:
+        """An offset in a header, and a change to that byte which every receiver must detect."""
         no_magic = self._random.choice(_NO_MAGICS)
         choices: list[tuple[int, Callable[[int], int]]] = [
             (0, lambda byte: no_magic),
@@ -175,8 +175,8 @@ class Misfortune:
         return count
 
 
-class _Positions:
-    """Where the faults of one kind lie, at distances that have an average and no memory."""
+class _FaultPositions:
+    """Positions of one kind of fault, at exponentially distributed distances."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
@@ -188,27 +188,27 @@ class _Positions:
         self.step(position)
 
     def step(self, position: int) -> None:
-        """Finds the next one behind a position."""
+        """Draws the next position after the given one."""
         if self._every is None:
             self.next = math.inf
         else:
             self.next = position + 1 + int(self._random.expovariate(1 / self._every))
 
 
-class _Packets:
+class _PacketTracker:
     """Follows the packets of a stream from header to header."""
 
     def __init__(self) -> None:
         self._header = bytearray()
-        #: Bytes of the packet behind what tells its length.
+        #: Bytes of the current packet that are still to come.
         self._left = 0
         self._opcode = 0
         self._lost = False
 
     def follow(self, chunk: bytes) -> tuple[list[int], list[tuple[int, int]]]:
-        """Where packets begin in the next chunk, and where which end.
+        """Offsets in the next chunk where packets begin, and (end, opcode) of those that end in it.
 
-        There are none after something that is no packet.
+        Both stay empty after bytes that are no packet.
         """
         heads, ends = [], []
         at, end = 0, len(chunk)

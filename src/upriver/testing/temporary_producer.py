@@ -1,4 +1,4 @@
-"""A producer for the length of a test: its own directory, port and thread."""
+"""A temporary producer for a test: a real server with its own directory, port and thread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..producer.cluster_config import NodeAddress
-from ..producer.service import Producer
-from ..producer.settings import ServerSettings
+from ..producer.bootstrap.cluster_config import NodeAddress
+from ..producer.embedded import Producer
+from ..producer.server_settings import ServerSettings
 from ..store import Bucket, BucketSettings
-from .script import BucketScript, settings_for_tests
+from .bucket_script import BucketScript, settings_for_tests
 
 __all__ = ["TemporaryProducer"]
 
@@ -24,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class TemporaryProducer(BucketScript):
-    """A real server on a free port of 127.0.0.1, gone with its data when the block ends.
+    """A real server on a free port of 127.0.0.1, removed with its data when the block ends.
 
         with TemporaryProducer(vbuckets=16) as producer:
             producer.write(b"key", b"value")
@@ -32,10 +31,9 @@ class TemporaryProducer(BucketScript):
             producer.kill_connections()
             producer.restart()
 
-    ``data`` keeps the documents in a directory of the caller's instead. ``advertise`` is the
-    address that clients are told instead of the server's own, such as that of a `ChaosProxy`.
-    ``wall`` is the clock, in nanoseconds since 1970, for documents that shall expire without
-    anybody waiting.
+    ``data`` is a directory that keeps the documents. ``advertise`` is the address that the server
+    gives its clients instead of its own, such as that of a `ChaosProxy`. ``wall`` is the clock, in
+    nanoseconds since 1970, to let documents expire without waiting.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class TemporaryProducer(BucketScript):
         self._thread = threading.Thread(target=self._loop.run_forever, name="upriver producer")
         self._producer: Producer | None = None
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------
 
     def start(self) -> Self:
         if self._data is None:
@@ -83,14 +81,14 @@ class TemporaryProducer(BucketScript):
             self._directory.cleanup()
 
     def restart(self) -> None:
-        """Stops the server and starts it on the same port, with the data that it had.
+        """Stops the server and starts it again on the same port with the same data.
 
-        Connections end. It is a clean stop, so no branch begins. ``bucket`` is another object
-        from then on.
+        Connections end. The stop is clean, so no new branch begins. ``bucket`` is a new object
+        afterwards.
         """
         running = self._running
         settings = replace(self._settings, port=running.port)
-        self._producer = None  # whatever happens, what is stopped must not be used
+        self._producer = None  # a stopped producer must not be used, even if the start fails
         self._run(running.stop())
         self._serve(self._made(settings))
 
@@ -110,12 +108,7 @@ class TemporaryProducer(BucketScript):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -127,7 +120,7 @@ class TemporaryProducer(BucketScript):
             raise RuntimeError("the producer is not running: use it in a with block")
         return self._producer
 
-    # ---- where and what ------------------------------------------------------------------
+    # ---- address and bucket --------------------------------------------------------------
 
     @property
     def host(self) -> str:
@@ -139,14 +132,14 @@ class TemporaryProducer(BucketScript):
 
     @property
     def source(self) -> str:
-        """What clients are given to find the bucket; it leads to the advertised address."""
+        """The connection string of the bucket, with the advertised address."""
         scheme = "couchbase" if self._settings.certificate is None else "couchbases"
         host, port = self._settings.address(self.port)
         return f"{scheme}://{_written(host, port)}/{self._bucket_name}"
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket itself, to write and look without a socket."""
+        """The bucket itself, to read and write without a socket."""
         return self._running.bucket
 
     @property
@@ -156,14 +149,14 @@ class TemporaryProducer(BucketScript):
     # ---- faults --------------------------------------------------------------------------
 
     def kill_connections(self) -> int:
-        """Drops every connection without a word; returns how many there were."""
+        """Drops every connection without notice; returns how many there were."""
         return self._run(self._kill_connections())
 
     async def _kill_connections(self) -> int:
         connections = self._running.server.connections
         for connection in connections:
             connection.abort()
-        await asyncio.sleep(0)  # the loop closes their sockets in its next round
+        await asyncio.sleep(0)  # the loop closes their sockets in its next iteration
         return len(connections)
 
 

@@ -1,8 +1,8 @@
-"""A real producer without sockets: its connections are driven by the test, step by step.
+"""An in-memory producer without sockets or real time, driven by a test step by step.
 
-Store, bucket, streams and connections are those of the server; only the network, the event loop
-and the clock are the test's. So a sans-I/O client can be wired to it, and a schedule of steps
-has the same outcome whenever it is run.
+Store, bucket, streams and connections are those of the server; only the network, the event loop and
+the clock are replaced. A sans-I/O client can be connected to it directly, and a schedule of steps
+always has the same outcome.
 """
 
 from __future__ import annotations
@@ -10,35 +10,39 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import ssl
 import tempfile
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..model import VBucketState
-from ..producer.node import Node
+from ..producer.connections.connection import Connection
+from ..producer.connections.turn_scheduler import TurnScheduler
+from ..producer.keyvalue import BackgroundWork
 from ..producer.server import Server
-from ..producer.settings import ServerSettings
+from ..producer.server_context import ServerContext
+from ..producer.server_settings import ServerSettings
 from ..store import Bucket, BucketSettings, Store
-from .script import BucketScript, settings_for_tests
+from .bucket_script import BucketScript, settings_for_tests
 from .stepped_loop import SteppedLoop
 
 __all__ = ["MemoryLink", "MemoryProducer"]
 
 _T = TypeVar("_T")
 
-#: Files here are in memory where there is such a place, so that a commit waits for no disk.
+#: A file system in memory, if the machine has one, so that commits do not wait for a disk.
 _IN_MEMORY: Final = Path("/dev/shm")
-#: When every such producer begins, in nanoseconds since 1970: a day in November 2023.
+#: The initial time of every such producer, in nanoseconds since 1970: in November 2023.
 _BEGINNING: Final = 1_700_000_000 * 10**9
 
 
 class MemoryProducer(BucketScript):
-    """A producer whose owner decides when it works.
+    """A producer that works only when the test lets it.
 
         with MemoryProducer(vbuckets=2) as producer:
             link = producer.connect()
@@ -47,11 +51,11 @@ class MemoryProducer(BucketScript):
             producer.settle()
             answer = link.receive()
 
-    Nothing happens between calls. ``settle`` lets everything happen that can, ``step`` one thing,
-    ``advance`` has time pass as well: without it no noop is sent, nobody is given up, nothing
-    expires. It is for one thread.
+    Nothing happens between calls. ``settle`` runs everything that is ready, ``step`` one callback,
+    ``advance`` moves the clock: without it no noop is sent, no connection times out, nothing
+    expires. It must be used from one thread.
 
-    It takes about 20 ms to start. ``reset`` costs a quarter of that, for many examples in a row.
+    It takes about 20 ms to start; ``reset`` takes a quarter of that, for many examples in a row.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class MemoryProducer(BucketScript):
         bucket_settings: BucketSettings | None = None,
     ) -> None:
         self._bucket_name = bucket
-        self._settings = settings or ServerSettings()
+        self._settings = replace(settings or ServerSettings(), http_port=None)
         self._bucket_settings = bucket_settings or settings_for_tests(vbuckets)
         self._loop = SteppedLoop(others=self._await_commits)  # type: ignore[abstract]
         self._links: list[MemoryLink] = []
@@ -71,7 +75,7 @@ class MemoryProducer(BucketScript):
         self._bucket: Bucket | None = None
         self._life = ExitStack()
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------
 
     def start(self) -> Self:
         with ExitStack() as life:
@@ -82,8 +86,10 @@ class MemoryProducer(BucketScript):
             )
             store = life.enter_context(Store(home, wall=self._wall))
             self._bucket = store.create_bucket(self._bucket_name, self._bucket_settings)
-            node = Node(store, self._settings, default_bucket=self._bucket_name, wall=self._wall)
-            server = _PromptServer(node, self._settings)
+            node = ServerContext(
+                store, self._settings, default_bucket=self._bucket_name, wall=self._wall
+            )
+            server = _PromptServer(node, self._settings, self._await_commits)
             self._loop.run(server.start())
             life.callback(lambda: self._loop.run(server.stop()))
             self._life = life.pop_all()
@@ -99,18 +105,13 @@ class MemoryProducer(BucketScript):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def reset(self) -> None:
-        """Cuts every link and takes every document out: vbuckets are active and begin anew.
+        """Cuts every link and empties the bucket; all vbuckets are active, with a new history.
 
-        Collections and the time stay; for others, make another producer.
+        Collections and the time stay as they are.
         """
         for link in self._links:
             link.cut()
@@ -124,14 +125,20 @@ class MemoryProducer(BucketScript):
 
     @property
     def bucket(self) -> Bucket:
+        """The bucket, once everything that clients have written so far is committed.
+
+        A change that a test makes now comes after those, whatever the speed of the thread that
+        commits.
+        """
         if self._bucket is None:
             raise RuntimeError("the producer is not running: use it in a with block")
+        self._await_commits()
         return self._bucket
 
     # ---- connections and steps -----------------------------------------------------------
 
     def connect(self) -> MemoryLink:
-        """A new connection, of which the server has heard nothing so far."""
+        """Opens a new connection to the server."""
         protocol = self._loop.connect()
         assert isinstance(protocol, asyncio.Protocol)
         link = MemoryLink(_Transport(self._loop, protocol, next(self._numbers)))
@@ -140,49 +147,48 @@ class MemoryProducer(BucketScript):
         return link
 
     def settle(self) -> None:
-        """Works until there is nothing to do: writes are committed, streams are sent.
+        """Runs until nothing is ready: writes are committed and streams are sent.
 
-        As far as they can be: what nobody receives holds its connection up in the end, and so
-        does a flow-control window that is full.
+        A connection stops earlier if its bytes are not received or its flow-control window is full.
         """
         self._loop.settle()
 
     def step(self) -> bool:
-        """Does one thing that is due, the oldest; false if there was none."""
+        """Runs the oldest callback that is ready; false if there was none."""
         return self._loop.step()
 
     def advance(self, seconds: float) -> None:
-        """Has time pass, for the server's timers and for the documents in the store."""
+        """Moves the clock, for the server's timers and for the expiry of documents."""
         self._loop.advance(seconds)
 
     def _wall(self) -> int:
         return _BEGINNING + int(self._loop.time() * 10**9)
 
     def _await_commits(self) -> None:
-        """Waits for the thread that commits, so that its pace decides nothing."""
+        """Waits for the thread that commits, so that its speed does not affect the outcome."""
         if self._bucket is not None and not self._bucket.closed:
             self._bucket.submit(()).result()
 
 
 class MemoryLink:
-    """A client's end of a connection. Made by `MemoryProducer.connect`."""
+    """The client's end of an in-memory connection, made by `MemoryProducer.connect`."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
     def send(self, data: bytes) -> None:
-        """Has bytes arrive at the server; it works on them at once, as far as it can."""
+        """Delivers bytes to the server, which processes them at once as far as it can."""
         self._transport.deliver(data)
 
     def receive(self, limit: int | None = None) -> bytes:
-        """What the server has written and nobody received yet, up to ``limit`` bytes.
+        """Bytes that the server has sent and that were not received yet, up to ``limit``.
 
-        A server that had stopped because too much was unread goes on when little is left.
+        A server that paused because too much was unread resumes when little is left.
         """
         return self._transport.take(limit)
 
     def cut(self) -> None:
-        """Ends the connection for both sides; what was not received is lost."""
+        """Ends the connection for both sides; bytes that were not received are lost."""
         self._transport.lose(ConnectionResetError("the link was cut"))
 
     @property
@@ -192,14 +198,35 @@ class MemoryLink:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over, and everything that came of it received."""
+        """Whether the connection has ended and all its bytes were received."""
         return self._transport.lost
 
 
 class _PromptServer(Server):
-    """Runs what is slow at once, because a thread would end whenever it likes."""
+    """A server that runs slow work inline: the end of a thread would not be deterministic."""
 
-    def in_thread(self, call: Callable[[], _T]) -> Future[_T]:
+    def __init__(
+        self, node: ServerContext, settings: ServerSettings, await_commits: Callable[[], None]
+    ) -> None:
+        super().__init__(node, settings)
+        self._await_commits = await_commits
+
+    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> TurnScheduler:
+        """A turn begins when what earlier turns have written is committed, and takes no time."""
+
+        def used() -> float:
+            self._await_commits()
+            return loop.time()
+
+        return TurnScheduler(loop, used)
+
+    async def listen(self, tls: ssl.SSLContext | None) -> int:
+        """Connections come from the loop, not from a socket."""
+        loop = asyncio.get_running_loop()
+        await loop.create_server(lambda: Connection(self), self.settings.host, self.settings.port)
+        return self.settings.port
+
+    def in_thread(self, work: BackgroundWork, call: Callable[[], _T]) -> Future[_T]:
         done: Future[_T] = Future()
         try:
             done.set_result(call())
@@ -209,7 +236,7 @@ class _PromptServer(Server):
 
 
 class _Transport(asyncio.Transport):
-    """The server's end of a connection, with the manners of a socket's."""
+    """The server's end of a connection, with the pause and resume behaviour of a socket's."""
 
     def __init__(self, loop: SteppedLoop, protocol: asyncio.Protocol, number: int) -> None:
         super().__init__({"peername": ("memory", number)})
@@ -225,7 +252,7 @@ class _Transport(asyncio.Transport):
         with loop.running():
             protocol.connection_made(self)
 
-    # ---- for the client ------------------------------------------------------------------
+    # ---- called by the client ------------------------------------------------------------
 
     def deliver(self, data: bytes) -> None:
         if self._closing:
@@ -250,7 +277,7 @@ class _Transport(asyncio.Transport):
         return taken
 
     def lose(self, error: Exception | None) -> None:
-        """The connection is over."""
+        """Ends the connection and tells the server's protocol."""
         self._closing = True
         if not self.lost:
             self.lost = True
@@ -259,7 +286,7 @@ class _Transport(asyncio.Transport):
             with self._loop.running():
                 self._protocol.connection_lost(error)
 
-    # ---- for the server ------------------------------------------------------------------
+    # ---- called by the server (asyncio.Transport) ----------------------------------------
 
     def write(self, data: Any) -> None:
         if self.lost:
