@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit chaos bench docs clean environment
+.PHONY: help demo test lint format types tests unit fuzz coverage chaos attack soak bench docs clean
+.PHONY: environment
+
+# The tests start hundreds of processes: none of them shall compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +19,7 @@ environment:
 demo: environment ## run the main job and show its result
 	@$(BIN)/python examples/demo.py
 
-test: lint types unit ## everything that must pass: lint, types, tests
+test: lint types tests ## everything that must pass: lint, types, tests
 
 lint: environment ## style and likely mistakes
 	@$(BIN)/ruff check .
@@ -24,15 +28,33 @@ lint: environment ## style and likely mistakes
 types: environment ## mypy --strict
 	@$(BIN)/mypy
 
-unit: environment ## the tests alone
-	@$(BIN)/pytest
+tests: environment ## all tests, in several processes
+	@$(BIN)/pytest -n auto
+
+unit: environment ## the tests that start no processes, for while you work
+	@$(BIN)/pytest -n auto -m unit
+
+fuzz: environment ## property tests with new examples; SEED=7 repeats a run
+	@seed=$${SEED:-$$($(PYTHON) -c 'import secrets; print(secrets.randbits(32))')}; \
+	echo "make fuzz SEED=$$seed repeats this run"; \
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n auto -m hypothesis --hypothesis-seed=$$seed
+
+coverage: environment ## the lines and branches that the unit tests reach
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))' && export COVERAGE_CORE=sysmon; \
+	$(BIN)/pytest -n auto -m unit --cov --cov-report=term:skip-covered
 
 chaos: environment ## what breaks, for about 20 minutes; SEED=7 and MINUTES=5 if wanted
 	@$(BIN)/python tools/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
+attack: environment ## every known attack on real processes, for about 10 minutes; MINUTES=3 if wanted
+	@$(BIN)/python tools/attack.py $(if $(MINUTES),--minutes $(MINUTES))
+
 format: environment ## rewrite files in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+soak: environment ## one server under traffic for 15 minutes, and what grows; MINUTES=5 if wanted
+	@$(BIN)/python tools/soak.py $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: environment ## run the benchmarks; results belong in benchmarks/RESULTS.md
 	@for script in benchmarks/[a-z]*.py; do \

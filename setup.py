@@ -22,7 +22,8 @@ else:
         ext_modules=[
             Extension(
                 "upriver.wire.columns._speedups",
-                ["src/upriver/wire/columns/_speedups.c"],
+                ["src/upriver/wire/columns/_speedups.c", "src/upriver/wire/columns/_select.c"],
+                depends=["src/upriver/wire/columns/_frames.h"],
                 define_macros=[("Py_LIMITED_API", "0x030B0000")],
                 py_limited_api=True,
                 optional=wanted != "c",

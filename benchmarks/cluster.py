@@ -22,18 +22,19 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from machine import machine_line
 from producer import RECEIVE, VALUE, key
 
-from upriver.cluster import api, starting, state
+from upriver.cluster import cluster_start, cluster_state, manager_api
 from upriver.consumer import Consumer
-from upriver.consumer.access import Access
-from upriver.consumer.edits import Overwrite
-from upriver.consumer.link import Link
-from upriver.consumer.source import Address, Source
-from upriver.consumer.topology import vbucket_of
-from upriver.consumer.writer import Writer, WriterSettings
+from upriver.consumer.topology.cluster_map import vbucket_of
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.blocking_connection import BlockingConnection
+from upriver.consumer.transport.connection_string import Address, Source
+from upriver.consumer.writing.document_edits import Overwrite
+from upriver.consumer.writing.writer import Writer, WriterSettings
 from upriver.errors import ConnectionFailed, Status
 from upriver.wire import kv
 from upriver.wire.dialects import Dcp
@@ -63,38 +64,38 @@ class Cluster:
         self._directory = directory
 
     def lines(self, command: str, node: str = "") -> Iterator[dict[str, object]]:
-        return api.call(self._directory, command, node)
+        return manager_api.call(self._directory, command, node)
 
     def run(self, command: str, node: str = "") -> None:
         for _ in self.lines(command, node):
             pass
 
     @property
-    def state(self) -> state.ClusterState:
-        return state.load(self._directory / "cluster.json")
+    def state(self) -> cluster_state.ClusterState:
+        return cluster_state.load(self._directory / "cluster.json")
 
     def source(self) -> Source:
         hosts = tuple(Address("127.0.0.1", node.port) for node in self.state.members)
         return Source(hosts, "default")
 
-    def link(self, name: str) -> Link:
+    def link(self, name: str) -> BlockingConnection:
         address = Address("127.0.0.1", self.state.node(name).port)
-        return Link(address, self.source(), Access())
+        return BlockingConnection(address, self.source(), Access())
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[BlockingConnection]:
         return [self.link(node.name) for node in self.state.members]
 
 
 @contextmanager
 def running(directory: Path, *, nodes: int, replicas: int, vbuckets: int) -> Iterator[Cluster]:
     """A cluster; its processes are gone when the block ends."""
-    starting.create(directory, nodes=nodes, replicas=replicas, vbuckets=vbuckets)
+    cluster_start.create(directory, nodes=nodes, replicas=replicas, vbuckets=vbuckets)
     cluster = Cluster(directory)
     try:
-        starting.start_manager(directory)
+        cluster_start.start_manager(directory)
         yield cluster
     finally:
-        starting.start_manager(directory)  # only a manager knows the nodes
+        cluster_start.start_manager(directory)  # only a manager knows the nodes
         pid = json.loads((directory / "manager.json").read_text())["pid"]
         cluster.run("stop")
         with suppress(ChildProcessError):  # it was waited for already
@@ -136,25 +137,26 @@ def write(cluster: Cluster, wanted: Iterable[tuple[int, bytes]]) -> float:
         return time.perf_counter() - started
 
 
-def send(link: Link, chunks: list[bytes]) -> None:
+def send(link: BlockingConnection, chunks: list[bytes]) -> None:
     for chunk in chunks:
         link.socket.sendall(chunk)
 
 
-def hear(link: Link, answers: int) -> None:
+def hear(link: BlockingConnection, answers: int) -> None:
     """Returns when as many noops were answered; of the quiet sets only a refused one is."""
     link.socket.settimeout(PATIENCE)
     while answers:
         chunk = link.socket.recv(RECEIVE)
         assert chunk, f"{link.address} hung up"
         for packet in link.framer.feed(chunk):
-            assert link.dialect.decode(packet).status is Status.SUCCESS, "a write was refused"
+            answer: Any = link.dialect.decode(packet)
+            assert answer.status is Status.SUCCESS, "a write was refused"
             answers -= 1
 
 
-def total_seqno(links: Iterable[Link], wanted: RequestedState) -> int:
+def total_seqno(links: Iterable[BlockingConnection], wanted: RequestedState) -> int:
     """The newest seqnos of all copies of a state, added up."""
-    answers = [link.ask(kv.GetAllSeqnos(state=wanted)) for link in links]
+    answers: list[Any] = [link.ask(kv.GetAllSeqnos(state=wanted)) for link in links]
     return sum(seqno for answer in answers for _, seqno in answer.seqnos)
 
 
@@ -178,7 +180,7 @@ def until_copied(cluster: Cluster) -> tuple[int, float]:
 class Knocking:
     """Writes one document again and again, to the other node as soon as it is refused."""
 
-    def __init__(self, links: list[Link]) -> None:
+    def __init__(self, links: list[BlockingConnection]) -> None:
         self.refused = 0.0
         self.slowest = 0.0
         self.over = threading.Event()
@@ -198,7 +200,7 @@ class Knocking:
                     self.refused, since = max(self.refused, now - since), None
             time.sleep(TICK)
 
-    def _ask(self, link: Link) -> bool:
+    def _ask(self, link: BlockingConnection) -> bool:
         try:
             return link.ask(kv.Set(key=b"knock", value=VALUE)).status is Status.SUCCESS
         except ConnectionFailed:
@@ -265,7 +267,8 @@ class Following:
         for batch in self.consumer.batches():
             now = time.perf_counter()
             self.rows += batch.num_rows
-            for name in batch.column("key").to_pylist():
+            names: list[Any] = batch.column("key").to_pylist()
+            for name in names:
                 self.delivered.setdefault(name, now)
 
     def wait_for(self, documents: int) -> None:

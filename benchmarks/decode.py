@@ -19,12 +19,16 @@ from machine import machine_line
 from upriver.model import Op
 from upriver.wire import canonical
 from upriver.wire.columns import SCHEMA
+from upriver.wire.columns.interface import Implementation
 from upriver.wire.columns.numpy_path import NUMPY
 from upriver.wire.dialects import Dcp
 from upriver.wire.messages import SnapshotMarker
 
+C: Implementation | None
 try:
-    from upriver.wire.columns.c_path import C
+    from upriver.wire.columns import c_path
+
+    C = c_path.C
 except ImportError:
     C = None
 

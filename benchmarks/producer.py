@@ -25,7 +25,7 @@ from pathlib import Path
 
 from machine import machine_line
 
-from upriver.store import BucketSettings, Set, Store
+from upriver.store import BucketSettings, SetDocument, Store
 from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
@@ -116,7 +116,9 @@ def fill(data: Path, documents: int) -> None:
         bucket = store.create_bucket("default", BucketSettings(vbuckets=VBUCKETS))
         for start in range(0, documents, 4000):
             names = map(key, range(start, min(start + 4000, documents)))
-            bucket.write_many([Set(vbucket_of(n), b"\0" + n, VALUE, 0, 0, 1) for n in names])
+            bucket.write_many(
+                [SetDocument(vbucket_of(n), b"\0" + n, VALUE, 0, 0, 1) for n in names]
+            )
 
 
 def raw_socket(size: int) -> float:

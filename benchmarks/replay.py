@@ -174,7 +174,7 @@ class Connection:
             piece = self._frames[first : min(first + rows, end)].copy()
             piece[:, 6:8] = head[:2]
             piece[:, 12:16] = head[2:]
-            yield memoryview(piece).cast("B")
+            yield piece.data.cast("B")
         if request.end < 2**64 - 1:
             finished = m.StreamEnd(vbucket=vbucket, opaque=opaque)
             yield memoryview(self._dialect.encode(finished))

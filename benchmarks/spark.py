@@ -12,7 +12,6 @@ import argparse
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,9 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from replay import replaying
 
-from upriver.consumer.access import Access
-from upriver.consumer.source import Source
-from upriver.consumer.survey import Survey
+from upriver.consumer.topology.seqno_survey import Survey
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.connection_string import Source
+from upriver.session.conversation import single
 from upriver.spark import session
 
 ROUNDS = 3
@@ -143,7 +143,7 @@ def worker_memory(stop: threading.Event, found: list[float]) -> None:
 
 def micro_batches(spark: SparkSession, scratch: Path) -> None:
     """Small batches, and how soon a write is seen, from a producer in a process of its own."""
-    from upriver.consumer.link import Link
+    from upriver.consumer.transport.blocking_connection import BlockingConnection
     from upriver.wire import kv
 
     with tempfile.TemporaryDirectory() as directory:
@@ -168,11 +168,12 @@ def micro_batches(spark: SparkSession, scratch: Path) -> None:
             )
             while not noop_query.recentProgress:
                 time.sleep(0.01)  # only what is written after the first batch is later than latest
-            with Link.open(source, Access()) as link:
+            with BlockingConnection.open(source, Access()) as link:
                 for burst in range(20):
                     names = [key(burst * 100 + n) for n in range(100)]
-                    link.ask_all(
-                        kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}") for name in names
+                    link.run_all(
+                        single(kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}"))
+                        for name in names
                     )
                     time.sleep(0.4)
             noop_query.stop()
@@ -190,7 +191,7 @@ def micro_batches(spark: SparkSession, scratch: Path) -> None:
             while not seen:
                 time.sleep(0.01)  # only what is written after the first batch is later than latest
             delays = []
-            with Link.open(source, Access()) as link:
+            with BlockingConnection.open(source, Access()) as link:
                 for number in range(20):
                     time.sleep(0.3)
                     name, before = key(number), len(seen)
@@ -253,4 +254,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,9 +24,9 @@ from pathlib import Path
 from machine import machine_line
 from rocksdict import WriteBatch, WriteOptions
 
-from upriver.store import Bucket, BucketSettings, Set, Store, document_key
-from upriver.store.engine import Engine
-from upriver.store.layout import Kind, pack_record, seqno_key, vbucket_key
+from upriver.store import Bucket, BucketSettings, SetDocument, Store, document_key
+from upriver.store.record_layout import RecordKind, pack_record, seqno_key, vbucket_key
+from upriver.store.rocksdb import Database
 from upriver.wire import canonical
 
 VBUCKETS = 1024
@@ -76,7 +76,7 @@ class Report:
 def bare_load(directory: Path, documents: int) -> tuple[float, float]:
     """rocksdict alone: the same entries, known beforehand, so that nothing is looked up."""
     settings = BucketSettings()
-    engine = Engine(
+    engine = Database(
         directory / "bare",
         create=True,
         write_memory=settings.write_memory,
@@ -95,7 +95,7 @@ def bare_load(directory: Path, documents: int) -> tuple[float, float]:
         for value, (vbucket, key) in zip(contents, source, strict=False):
             seqno = high[vbucket] = high[vbucket] + 1
             frame = canonical.mutation(vbucket, seqno, 1, CAS, 0, 0, 0, key, value)
-            record = pack_record(seqno, 1, CAS, 0, 0, Kind.MUTATION, 0, seqno, 0, 0)
+            record = pack_record(seqno, 1, CAS, 0, 0, RecordKind.MUTATION, 0, seqno, 0, 0)
             batch.put(seqno_key(vbucket, seqno), frame, into_seqnos)
             batch.put(vbucket_key(vbucket) + key, record, into_keys)
         engine.seqnos.data.write(batch, synced)
@@ -111,7 +111,10 @@ def load(bucket: Bucket, documents: int) -> tuple[float, float]:
     timer = Timer()
     for _ in range(documents // GROUP):
         bucket.write_many(
-            [Set(vb, key, value) for value, (vb, key) in zip(contents, source, strict=False)]
+            [
+                SetDocument(vb, key, value)
+                for value, (vb, key) in zip(contents, source, strict=False)
+            ]
         )
     return timer.read()
 

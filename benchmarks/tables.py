@@ -5,17 +5,20 @@
 The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet,
 twice: Java is several times as fast once it has compiled what runs often.
 Updates come from a producer in a process of its own; every batch of them is 10,000 documents
-chosen at random, and its time is what the pipeline itself records.
+chosen at random, and its time is what the pipeline itself records. CPU seconds are those of the
+driver, of Java and of the Python workers together, since wall time depends on who else is busy.
+Then changes trickle in, 100 a second, and the time from a write's answer to its row in a commit is
+told.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,9 +28,10 @@ from producer import VALUE, fill, key, serving, vbucket_of
 from pyspark.sql import SparkSession
 from replay import replaying
 
-from upriver.consumer.access import Access
-from upriver.consumer.link import Link
-from upriver.consumer.source import Source
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.blocking_connection import BlockingConnection
+from upriver.consumer.transport.connection_string import Source
+from upriver.session.conversation import single
 from upriver.spark import session
 from upriver.spark.tables.api import changelog, mirror
 from upriver.spark.tables.pipeline import Pipeline
@@ -74,6 +78,49 @@ def peak_memory() -> float:
     return int(line.split()[1]) / 1024
 
 
+def own_cpu() -> float:
+    """CPU seconds of this process and of all that it has started, but for the producer."""
+    children: dict[int, list[tuple[int, float, str]]] = {}
+    ticks = os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            _, _, rest = (entry / "stat").read_text().rpartition(")")
+            command = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+        fields = rest.split()
+        used = sum(int(one) for one in fields[11:15]) / ticks
+        children.setdefault(int(fields[1]), []).append((int(entry.name), used, command))
+    total, waiting = time.process_time(), [os.getpid()]
+    while waiting:
+        for pid, used, command in children.get(waiting.pop(), ()):
+            if "multiprocessing" not in command:
+                total += used
+                waiting.append(pid)
+    return total
+
+
+def trickle(pipeline: Pipeline, link: BlockingConnection, documents: int, count: int) -> str:
+    """Writes one document after the other, and waits for the commit of each in between."""
+    chance = random.Random(6)
+    delays = []
+    for _ in range(count):
+        name = key(chance.randrange(documents))
+        began = time.perf_counter()
+        link.ask(kv.Set(key=name, vbucket=vbucket_of(name), value=VALUE))
+        answered = time.perf_counter()
+        until_caught_up(pipeline)
+        delays.append(time.perf_counter() - answered)
+        time.sleep(max(0.0, 0.01 - (time.perf_counter() - began)))
+    delays.sort()
+    return (
+        f"  single changes: p50 {delays[len(delays) // 2]:.2f} s, "
+        f"p99 {delays[int(len(delays) * 0.99)]:.2f} s from the answer to the commit"
+    )
+
+
 def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) -> None:
     print(f"batches of {UPDATES:,} random updates on a mirror of {documents:,} documents:")
     chance = random.Random(5)
@@ -89,12 +136,16 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
             pipeline = mirror(spark, source=text, table=scratch / f"mirror{documents}")
             until_caught_up(pipeline)
             Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
-            times, delays = [], []
-            with Link.open(Source.parse(text), Access()) as link:
+            times, delays, used = [], [], []
+            with BlockingConnection.open(Source.parse(text), Access()) as link:
                 for _ in range(batches):
                     before = pipeline.status().batches
+                    cpu = own_cpu()
                     names = [key(chance.randrange(documents)) for _ in range(UPDATES)]
-                    link.ask_all(kv.Set(key=n, vbucket=vbucket_of(n), value=VALUE) for n in names)
+                    for at in range(0, UPDATES, 500):
+                        some = names[at : at + 500]
+                        sets = [kv.Set(key=n, vbucket=vbucket_of(n), value=VALUE) for n in some]
+                        link.run_all(map(single, sets))
                     written = time.perf_counter()
                     until_caught_up(pipeline)
                     delays.append(time.perf_counter() - written)
@@ -102,16 +153,20 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
                     last = pipeline.status().last
                     assert last is not None
                     times.append(last.seconds)
+                    used.append(own_cpu() - cpu)
+                slow = trickle(pipeline, link, documents, 20 * batches)
             pipeline.stop()
             memory = peak_memory()
             compared = verify(spark, source=text, table=str(scratch / f"mirror{documents}"))
             assert not compared.differing, compared
     print(
         f"  {statistics.median(times):.2f} s a batch (median), {max(times):.2f} s the longest; "
+        f"{statistics.median(used):.2f} CPU s with waiting and writing; "
         f"from the last write to all rows visible {statistics.median(delays):.2f} s; "
         f"{memory:.0f} MiB peak of the driver's Python; verified equal",
         flush=True,
     )
+    print(slow, flush=True)
 
 
 def main() -> None:
@@ -137,4 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

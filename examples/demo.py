@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,14 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 from upriver.cli.dashboard_feed import ProducerFeed
-from upriver.consumer.topology import vbucket_of
+from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.spark import session
 from upriver.spark.tables.api import mirror
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.verify import verify
-from upriver.store import BucketSettings, Delete, Set, document_key
+from upriver.store import BucketSettings, DeleteDocument, SetDocument, document_key
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 64
@@ -66,7 +67,7 @@ class Shop:
 
     def open(self) -> int:
         """Everything that was there before; returns how many documents that are."""
-        changes: list[Set | Delete] = []
+        changes: list[SetDocument | DeleteDocument] = []
         for number in range(CUSTOMERS):
             customer = {"city": self._chance.choice(CITIES), "since": 2000 + number % 26}
             changes.append(self._set("customers", f"customer:{number}", customer))
@@ -83,7 +84,7 @@ class Shop:
             with self.turn:
                 self._bucket.write_many([self._event() for _ in range(PACE // 20)])
 
-    def _event(self) -> Set | Delete:
+    def _event(self) -> SetDocument | DeleteDocument:
         what = self._chance.random()
         number = self._chance.randrange(self._orders)
         if what < 0.3:
@@ -91,11 +92,11 @@ class Shop:
         if what < 0.85:
             return self._set("orders", f"order:{number}", self._an_order("paid", "packed", "sent"))
         if what < 0.95:
-            return Delete(*self._place("orders", f"order:{number}"))
+            return DeleteDocument(*self._place("orders", f"order:{number}"))
         basket = {"products": self._chance.randrange(1, 9)}
         return self._set("orders", f"basket:{number}", basket, seconds=3)
 
-    def _order(self) -> Set:
+    def _order(self) -> SetDocument:
         self._orders += 1
         return self._set("orders", f"order:{self._orders - 1}", self._an_order("new"))
 
@@ -106,9 +107,11 @@ class Shop:
             "state": self._chance.choice(states),
         }
 
-    def _set(self, kind: str, key: str, document: dict[str, object], seconds: int = 0) -> Set:
+    def _set(
+        self, kind: str, key: str, document: Mapping[str, object], seconds: int = 0
+    ) -> SetDocument:
         value = json.dumps(document).encode()
-        return Set(*self._place(kind, key), value, expiry=seconds, datatype=1)
+        return SetDocument(*self._place(kind, key), value, expiry=seconds, datatype=1)
 
     def _place(self, kind: str, key: str) -> tuple[int, bytes]:
         name = key.encode()
@@ -167,11 +170,10 @@ class Demo:
 
 def sales(spark: object, table: Path) -> Table:
     """What the table answers: sales by city, from orders and customers."""
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
     assert isinstance(spark, SparkSession)
-    documents = spark.read.parquet(*DeltaTable(str(table)).file_uris())
+    documents = read_table(spark, table)
     documents.selectExpr(
         "collection", "string(key) as key", "parse_json(string(value)) as value"
     ).createOrReplaceTempView("documents")
@@ -228,7 +230,7 @@ def main() -> None:
         demo.say(f"a producer at {producer.source} with {count:,} documents of a shop")
         feed = ProducerFeed(producer.producer)
         with (
-            Collector(feed.look) as collector,
+            Collector(feed.sample) as collector,
             DashboardServer(collector, feed.vbucket, port=0) as page,
             quiet_children(Path(scratch) / "spark.log"),
         ):

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from hypothesis import settings
 
+pytest_plugins = ("lanes",)
+
 sys.path.insert(0, str(Path(__file__).parent))
 for room in ("wire", "producer", "store", "consumer"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 
-# The same examples every time, so that a change is judged by itself; HYPOTHESIS_PROFILE=default
-# has others in every run. A busy machine is no reason to fail.
+# The same examples every time, so that a change is judged by itself; `make fuzz` has others in
+# every run, and prints how to repeat a failure. A busy machine is no reason to fail.
 settings.register_profile("upriver", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "upriver"))

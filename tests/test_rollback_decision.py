@@ -38,7 +38,7 @@ def test_decision(case: dict[str, Any]) -> None:
     assert point == case["result"]
 
 
-def purged(**fields: int) -> int | None:
+def purged(**fields: Any) -> int | None:
     log = FailoverLog.of((7, 0))
     offset = StreamOffset(7, 500, Snapshot(500, 500))
     return rollback_point(log, offset, high_seqno=1000, purge_seqno=600, **fields)

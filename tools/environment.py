@@ -12,9 +12,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "dev,spark"
+EXTRAS = "dev,all"
 #: What the installed environment depends on; the package itself is installed in place.
-INPUTS = ("pyproject.toml", "setup.py", "src/upriver/wire/columns/_speedups.c")
+INPUTS = (
+    "constraints.txt",
+    "pyproject.toml",
+    "setup.py",
+    "src/upriver/wire/columns/_speedups.c",
+)
 
 
 def fingerprint() -> str:
@@ -40,8 +45,16 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "venv", directory], check=True)
         except subprocess.CalledProcessError:
             sys.exit("no virtual environment can be made: on Debian, install python3-venv")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--editable", f"{ROOT}[{EXTRAS}]"], check=True)
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+    ]
+    versions = ("--constraint", ROOT / "constraints.txt")
+    subprocess.run([*pip, *versions, "--editable", f"{ROOT}[{EXTRAS}]"], check=True)
     stamp.write_text(wanted)
 
 

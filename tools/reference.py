@@ -23,10 +23,9 @@ import click
 
 from upriver import errors
 from upriver.cli.main import cli
-from upriver.spark import rows
-from upriver.spark.known_options import READ_OPTIONS, WRITE_OPTIONS
-from upriver.spark.option_table import Kind, Option, Use
-from upriver.spark.tables.settings import CHANGELOG_OPTIONS, MIRROR_OPTIONS, PIPELINE_OPTIONS
+from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, WRITE
+from upriver.settings.setting import Setting, Use, ValueKind
+from upriver.spark import row_schema
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _PART = re.compile(
@@ -43,14 +42,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "upriver.spark.parse": (),
     "upriver.spark.tables.api": (),
     "upriver.spark.tables.verify": (),
-    "upriver.spark.listener": (),
+    "upriver.spark.query_metrics": (),
 }
 
 
 # ---- options -----------------------------------------------------------------------------
 
 
-def option_table(options: Sequence[Option]) -> Iterator[str]:
+def option_table(options: Sequence[Setting]) -> Iterator[str]:
     yield "| option | what it is | default | meaning |"
     yield "|---|---|---|---|"
     for option in options:
@@ -59,13 +58,13 @@ def option_table(options: Sequence[Option]) -> Iterator[str]:
         yield f"| {names} | {_what(option)} | {default} | {_cell(option.help)}{_only(option)} |"
 
 
-def _what(option: Option) -> str:
-    if option.kind is Kind.CHOICE:
+def _what(option: Setting) -> str:
+    if option.kind is ValueKind.CHOICE:
         return ", ".join(f"`{word}`" for word in option.choices)
-    return option.kind.value
+    return str(option.kind.value)
 
 
-def _only(option: Option) -> str:
+def _only(option: Setting) -> str:
     return {Use.BATCH: "; batch reads only", Use.STREAM: "; streams only"}.get(option.use, "")
 
 
@@ -123,7 +122,7 @@ def _option(option: click.Parameter, context: click.Context) -> str:
 def row_table() -> Iterator[str]:
     yield "| column | type | meaning |"
     yield "|---|---|---|"
-    for line in _indented(rows.__doc__ or ""):
+    for line in _indented(row_schema.__doc__ or ""):
         name, kind, *meaning = re.split(r"\s{2,}", line.strip(), maxsplit=2)
         yield f"| `{name}` | {kind} | {_cell(*meaning)} |"
 
@@ -152,6 +151,9 @@ def python_names() -> Iterator[str]:
 
 def _described(thing: Any, name: str) -> Iterator[str]:
     yield f"### {name}\n"
+    if not callable(thing):  # a constant
+        yield f"```text\n{thing}\n```\n"
+        return
     if _is_called(thing):
         yield f"```python\n{_signature(thing, name)}\n```\n"
     yield f"{_docstring(thing)}\n"
@@ -266,11 +268,11 @@ def _cell(text: str = "") -> str:
 
 
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
-    "read-options": lambda: option_table(READ_OPTIONS),
-    "write-options": lambda: option_table(WRITE_OPTIONS),
-    "pipeline-options": lambda: option_table(PIPELINE_OPTIONS),
-    "changelog-options": lambda: option_table(CHANGELOG_OPTIONS[len(PIPELINE_OPTIONS) :]),
-    "mirror-options": lambda: option_table(MIRROR_OPTIONS[len(PIPELINE_OPTIONS) :]),
+    "read-options": lambda: option_table(READ),
+    "write-options": lambda: option_table(WRITE),
+    "pipeline-options": lambda: option_table(PIPELINE),
+    "changelog-options": lambda: option_table(CHANGELOG[len(PIPELINE) :]),
+    "mirror-options": lambda: option_table(MIRROR[len(PIPELINE) :]),
     "commands": command_list,
     "rows": row_table,
     "errors": error_tree,

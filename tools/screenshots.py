@@ -25,13 +25,13 @@ from selenium.webdriver.common.by import By
 
 from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.consumer import Consumer
-from upriver.consumer.topology import vbucket_of
+from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
 from upriver.model import VBucketState
-from upriver.spark.tables.progress import ProgressBook
-from upriver.store import Set, document_key
+from upriver.spark.tables.progress import LocalProgress, ProgressBook
+from upriver.store import SetDocument, document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire.dialects import Dcp
@@ -53,7 +53,10 @@ def write(producer: TemporaryProducer, stopped: threading.Event) -> None:
         step += 1
         keys = [b"user::%d" % random.randrange(40_000) for _ in range(20 + 60 * (step // 80 % 2))]
         producer.bucket.write_many(
-            [Set(vbucket_of(key, VBUCKETS), document_key(key, 0), b'{"n":1}') for key in keys]
+            [
+                SetDocument(vbucket_of(key, VBUCKETS), document_key(key, 0), b'{"n":1}')
+                for key in keys
+            ]
         )
 
 
@@ -155,13 +158,14 @@ def main() -> None:
             producer.set_state(vbucket, VBucketState.DEAD)
         feed = ProducerFeed(producer.producer)
         file = ProgressFile(scratch / "progress.jsonl", "orders")
-        collector = stack.enter_context(Collector(feed.look, [file.look]))
+        collector = stack.enter_context(Collector(feed.sample, [file.sample]))
         page = stack.enter_context(DashboardServer(collector, feed.vbucket, port=0))
         threads = [
             threading.Thread(target=write, args=(producer, stopped)),
             threading.Thread(target=read, args=(producer, stopped)),
             threading.Thread(
-                target=batches, args=(ProgressBook(scratch / "progress.jsonl", "a", None), stopped)
+                target=batches,
+                args=(ProgressBook(LocalProgress(scratch / "progress.jsonl", "a"), None), stopped),
             ),
             *(
                 threading.Thread(target=follow, args=(producer, stopped, name, slow), daemon=True)

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from upriver.spark.source import DcpDataSource
+        from upriver.spark.data_source import DcpDataSource
     except Exception as problem:
         raise AttributeError(f"the source dcp cannot be loaded: {problem}") from problem
     return DcpDataSource

@@ -7,30 +7,34 @@
     │   └── RemoteProtocolError    ... by the peer
     │       ├── DecodeError          bytes that break a rule: which field, where, which rule
     │       └── StreamRuleBroken     messages that break a rule of their stream: which, and how
-    ├── ConnectionFailed         a node cannot be reached or will not have us ...
-    │   ├── AuthenticationFailed   ... as the user we say we are
-    │   ├── BucketNotFound         ... in a bucket that is not there, or not for us
-    │   └── NotADcpServer          ... because it is something else
-    ├── StatusError              the peer understood and refused
-    ├── RollbackRequired         the peer's branch does not have what the reader has
-    ├── StreamEnded              the peer ended a stream before its end
+    ├── ConnectionFailed         a node cannot be reached, or refuses or drops the connection
+    │   ├── AuthenticationFailed   user and password were refused, or the server failed its proof
+    │   ├── BucketNotFound         the bucket does not exist, or access to it is denied
+    │   └── NotADcpServer          the address answers with another protocol
+    ├── StatusError              the peer refused a request with an error status
+    ├── RollbackRequired         the reader has changes that the peer's branch does not have
+    ├── StreamEnded              the peer ended a stream before its end seqno
     ├── StoreError               the store cannot do what was asked
     │   ├── StoreRefusal           one operation is refused, with the status to answer
     │   ├── StoreLocked            another process has the store open
     │   ├── StoreTooNew            a later release wrote it
     │   ├── StoreDamaged           what is on disk contradicts itself
     │   ├── StoreFull              there is no room left to write
+    │   ├── StoreOutOfFiles        the process may open no more files
     │   ├── StoreNotWritable       the directory or its files may not be written
-    │   └── StoreClosed            it was closed, by us or after a failed write
-    └── ConfigError              a setting that is wrong or contradicts another
+    │   └── StoreClosed            closed by its owner or after a failed write
+    ├── InternalError            a fault of Upriver itself
+    ├── ConfigError              a setting that is wrong or contradicts another
+    └── MissingExtra             a package of an optional extra is not installed
 
-Attributes carry the facts; the message is made from them. This module knows nothing
-of the other rooms.
+Attributes carry the facts; the message is made from them. This module imports nothing from the
+other packages of Upriver.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Any
 
 __all__ = [
     "AuthenticationFailed",
@@ -39,7 +43,9 @@ __all__ = [
     "ConnectionFailed",
     "DecodeError",
     "EncodeError",
+    "InternalError",
     "LocalProtocolError",
+    "MissingExtra",
     "NotADcpServer",
     "ProtocolError",
     "RemoteProtocolError",
@@ -52,6 +58,7 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreNotWritable",
+    "StoreOutOfFiles",
     "StoreRefusal",
     "StoreTooNew",
     "StreamEnded",
@@ -151,7 +158,7 @@ class Status(Enum):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed later without anybody changing it."""
+        """Whether the same request, sent again unchanged, may succeed later."""
         return self in _RETRIABLE
 
 
@@ -176,8 +183,25 @@ _RETRIABLE = frozenset(
 )
 
 
+#: The placeholder for the node's address in the text of a `ConnectionFailed`.
+_WHERE = "{where}"
+
+
 class UpriverError(Exception):
-    """The root of every error raised on purpose."""
+    """The base class of every error that Upriver raises deliberately."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with ``args``; most subclasses have keyword parameters.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[UpriverError], arguments: tuple[Any, ...], fields: dict[str, Any]
+) -> UpriverError:
+    """Rebuilds an error from its pickled (or copied) arguments and attributes."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
 
 
 class ProtocolError(UpriverError):
@@ -185,7 +209,7 @@ class ProtocolError(UpriverError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were asked to break a rule; nothing was sent."""
+    """The caller asked for something that would break a rule of the protocol; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -206,9 +230,9 @@ class EncodeError(LocalProtocolError):
 class DecodeError(RemoteProtocolError):
     """Bytes that break a rule of the wire format.
 
-    ``offset`` counts from the first byte of the packet. ``usable`` says whether the
-    connection can go on: true as long as the packet's own boundaries are trusted.
-    ``status`` is what a server should answer where the packet was a request.
+    ``offset`` counts from the first byte of the packet. ``usable`` says whether the connection can
+    still be used: true as long as the end of the packet is known. ``status`` is the error status
+    that a server should answer if the packet was a request.
     """
 
     def __init__(
@@ -222,7 +246,7 @@ class DecodeError(RemoteProtocolError):
         usable: bool = True,
         status: Status = Status.INVALID,
     ) -> None:
-        verdict = "the connection can go on" if usable else "the connection cannot go on"
+        verdict = "the connection can go on" if usable else "the connection must be closed"
         super().__init__(f"{dialect} {packet}: {field} at byte {offset}: {rule} ({verdict})")
         self.dialect = dialect
         self.packet = packet
@@ -245,12 +269,12 @@ class StreamRuleBroken(RemoteProtocolError):
 
 
 class ConnectionFailed(UpriverError):
-    """A node cannot be reached, refuses, or went away.
+    """A node cannot be reached, or it refused or dropped the connection.
 
-    ``problem`` is what it does or does not, as a sentence of which the node is the subject;
-    ``hint`` is what a person can do about it. ``where`` is the node's address, which whoever has
-    the connection fills in. Of this very class it may heal by itself; of the classes below it
-    does not.
+    ``problem`` is a sentence without its subject, which is the node ("was lost: ..."), or a whole
+    sentence with ``{where}`` for the node. ``hint`` says what to do. ``where`` is the node's
+    address, filled in by the code that owns the connection. An error of this class itself may pass
+    and is worth a retry; the subclasses are permanent until something is changed.
     """
 
     def __init__(self, problem: str, hint: str, *, where: str = "") -> None:
@@ -260,23 +284,31 @@ class ConnectionFailed(UpriverError):
         self.where = where
 
     def __str__(self) -> str:
-        return f"{self.where or 'the server'} {self.problem}; {self.hint}"
+        return f"{self.summary}; {self.hint}"
+
+    @property
+    def summary(self) -> str:
+        """The problem with the node's address, without the hint."""
+        where = self.where or "the server"
+        if _WHERE in self.problem:
+            return self.problem.replace(_WHERE, where)
+        return f"{where} {self.problem}"
 
 
 class AuthenticationFailed(ConnectionFailed):
-    """The server does not believe that we are who we say, or we do not believe the server."""
+    """The server refused the user and password, or failed to prove that it knows the password."""
 
 
 class BucketNotFound(ConnectionFailed):
-    """The bucket is not there, or not for this user: servers do not always tell which."""
+    """The bucket does not exist, or the user has no access: servers do not always tell which."""
 
 
 class NotADcpServer(ConnectionFailed):
-    """Whatever answers does not speak the protocol."""
+    """The address answers, but not with this protocol."""
 
 
 class StatusError(UpriverError):
-    """The peer understood the request and refused it."""
+    """The peer refused a request with an error status."""
 
     def __init__(self, status: Status, *, request: str, context: str = "") -> None:
         tail = f": {context}" if context else ""
@@ -291,7 +323,7 @@ class StatusError(UpriverError):
 
 
 class RollbackRequired(UpriverError):
-    """The peer's branch of a vbucket does not have what the reader has."""
+    """The reader has changes of a vbucket that the peer's branch does not have."""
 
     def __init__(self, *, vbucket: int, seqno: int, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
@@ -302,7 +334,7 @@ class RollbackRequired(UpriverError):
 
 
 class StreamEnded(UpriverError):
-    """The peer ended a stream before the end that was asked for."""
+    """The peer ended a stream before the end seqno of its request."""
 
     def __init__(self, *, vbucket: int, reason: str) -> None:
         super().__init__(f"the stream of vbucket {vbucket} ended: {reason}")
@@ -311,7 +343,7 @@ class StreamEnded(UpriverError):
 
 
 class StoreError(UpriverError):
-    """The store cannot do what was asked of it."""
+    """The store cannot carry out an operation, or cannot be opened."""
 
 
 class StoreRefusal(StoreError):
@@ -343,9 +375,11 @@ class StoreTooNew(StoreError):
 
 
 class _StoreProblem(StoreError):
-    """A store, and what is wrong with it."""
+    """Common to the errors that are about the store as a whole."""
 
     sentence = "the store {path}: {problem}"
+    #: Whether clients should retry: the condition may pass without a change to the store.
+    is_temporary = False
 
     def __init__(self, *, path: str, problem: str) -> None:
         super().__init__(self.sentence.format(path=path, problem=problem))
@@ -363,19 +397,44 @@ class StoreFull(_StoreProblem):
     """There is no room left to write; nothing of the group was acknowledged."""
 
     sentence = "the store {path} has no room left: {problem}"
+    is_temporary = True
+
+
+class StoreOutOfFiles(_StoreProblem):
+    """The process may open no more files; nothing of the group was acknowledged."""
+
+    sentence = "the store {path} cannot open another file: {problem}; raise the limit (ulimit -n)"
+    is_temporary = True
 
 
 class StoreNotWritable(_StoreProblem):
-    """The directory or one of its files may not be written."""
+    """The process has no permission to write the directory or one of its files."""
 
     sentence = "the store {path} cannot be written: {problem}"
 
 
 class StoreClosed(_StoreProblem):
-    """It was closed: by its owner, or because a write failed and only reopening is safe."""
+    """The store was closed, by its owner or after a failed write; it has to be opened again."""
 
     sentence = "the store {path} is closed: {problem}"
+    is_temporary = True
 
 
 class ConfigError(UpriverError):
     """A setting that is wrong, or that contradicts another one."""
+
+
+class MissingExtra(UpriverError, ModuleNotFoundError):
+    """A package of an optional extra is not installed; ``extra`` names the extra to install."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"this needs upriver[{extra}], and {module} is not installed: "
+            f"pip install 'upriver[{extra}]'"
+        )
+        self.name = module
+        self.extra = extra
+
+
+class InternalError(UpriverError):
+    """A fault of Upriver itself, raised in every call that would otherwise wait for ever."""

@@ -1,6 +1,7 @@
-"""The values every room speaks in: frozen, comparable, free of any wire number but flag bits.
+"""Domain types shared by all packages: offsets, snapshots, failover logs, states, operations.
 
-It knows nothing of bytes, sockets or disks.
+They are immutable and comparable, and independent of encodings, sockets and disks. Only flag bits
+have the numbers of the wire.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class FailoverLog:
         return FailoverLog(tuple(entry for entry in self.entries if entry.seqno <= seqno))
 
     def sanitised(self) -> FailoverLog:
-        """What may be trusted of a log: no nameless branch, none that began above a newer one."""
+        """The log without unusable entries: vbuuid 0, or a start above that of a newer branch."""
         kept: list[FailoverEntry] = []
         for entry in self.entries:
             if entry.vbuuid != 0 and (not kept or entry.seqno <= kept[-1].seqno):
@@ -139,7 +140,7 @@ class FailoverLog:
         return FailoverLog(tuple(kept))
 
     def branch_end(self, vbuuid: int, high_seqno: int) -> int | None:
-        """Up to which seqno a reader of ``vbuuid`` shares this history; None if it is unknown."""
+        """The last seqno that branch ``vbuuid`` shares with this history; None if it is unknown."""
         for position in range(len(self.entries) - 1, -1, -1):  # from the oldest, as real servers do
             if self.entries[position].vbuuid == vbuuid:
                 return self.entries[position - 1].seqno if position else high_seqno
@@ -156,10 +157,11 @@ def rollback_point(
     strict: bool = False,
     collections_high_seqno: int | None = None,
 ) -> int | None:
-    """Where a reader at ``offset`` must go back to before it can follow; None if nowhere.
+    """The seqno to which a reader at ``offset`` must roll back; None if it may go on.
 
     The order of these tests is part of the protocol. ``collections_high_seqno`` is the highest
-    seqno among the collections of a filtered stream: purged tombstones above it were never theirs.
+    seqno among the collections of a filtered stream: purged tombstones above it belong to other
+    collections.
     """
     start, snap_start, snap_end = offset.seqno, offset.snapshot.start, offset.snapshot.end
     if start == 0 and (not strict or offset.vbuuid == 0):

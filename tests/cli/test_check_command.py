@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from running import finished
 
-from upriver.consumer.access import Access
-from upriver.consumer.checkpoint import Checkpoint, MemoryCheckpoint
-from upriver.consumer.checkpoint_files import FileCheckpoint
+from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
+from upriver.consumer.checkpoints.position_probe import Verdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
-from upriver.consumer.probe import Verdict, probe, probe_and_wait
-from upriver.consumer.settings import ConsumerSettings, DialectName
-from upriver.consumer.source import Source
+from upriver.consumer.reader_settings import ConsumerSettings, DialectName
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status, StatusError
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset, VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Grant, Role, Users
-from upriver.session.events import RollbackReason, RolledBack
-from upriver.session.position import Position
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
+from upriver.session.consumer_events import RollbackReason, RolledBack
+from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4
@@ -167,7 +167,7 @@ def test_a_user_without_or_with_the_wrong_password(tmp_path: Path) -> None:
         wrong = finished(*words, UPRIVER_PASSWORD="guess")
         none = finished(*words, UPRIVER_PASSWORD="")
     assert wrong.returncode == none.returncode == 2
-    assert wrong.stderr.startswith("error: 127.0.0.1:")
+    assert wrong.stderr.startswith("error: authentication failed for user 'reader' at 127.0.0.1:")
     assert none.stderr == "error: there is no password for reader\n"
 
 

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from upriver.cli.checkpoint import checkpoint
-from upriver.cli.vbucket_list import parse_vbuckets
-from upriver.consumer.checkpoint import Checkpoint
-from upriver.consumer.checkpoint_files import FileCheckpoint
+from upriver.consumer.checkpoints.checkpoint import Checkpoint
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.errors import ConfigError
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset
-from upriver.session.position import Position
+from upriver.session.stream_position import Position
+from upriver.settings.vbucket_list import parse_vbuckets
 
 
 def at(seqno: int, *boundaries: int, end: int = 0, vbuuid: int = 7) -> Position:
@@ -138,7 +138,7 @@ def test_diff_tells_what_moved_and_how(file: Path, tmp_path: Path) -> None:
     assert result.output.splitlines() == [
         "vbucket 0: from 100 ahead to 120",
         "vbucket 1: from 250 back to 200, from branch 7 to 8",
-        "vbucket 2: still at 9, but what it knows of its history differs",
+        "vbucket 2: still at 9, but with another history",
         "vbucket 3: from 0 ahead to 5",
         "2 moved ahead, 1 went back, 1 changed branch, 0 of 4 are the same",
     ]
@@ -215,7 +215,7 @@ def test_a_rewind_of_nothing_makes_no_file(tmp_path: Path) -> None:
         ((), "give either --to-seqno or --beginning"),
         (("--beginning", "--to-seqno", "0"), "give either --to-seqno or --beginning"),
         (("--to-seqno", "-1"), "-1 is not in the range"),
-        (("--beginning", "--vbuckets", "3-1"), "the range 3-1 goes down; write 1-3"),
+        (("--beginning", "--vbuckets", "3-1"), "the range 3-1 is descending; write 1-3"),
     ],
 )
 def test_options_that_make_no_sense_are_explained(
@@ -277,7 +277,7 @@ def test_import_replaces_a_file_only_if_it_must(file: Path, tmp_path: Path) -> N
     ("content", "problem"),
     [
         (b"", "it is empty"),
-        (b"\xff\xff", "is no text"),
+        (b"\xff\xff", "is not UTF-8 text"),
         (b"nonsense", "it is not JSON"),
         (b"[[1], 2]", "it is no checkpoint"),
         (b"7", "it is no checkpoint"),
@@ -323,17 +323,17 @@ def test_lists_of_vbuckets(text: str, vbuckets: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "'' is no vbucket and no range; vbuckets are written like 0-15,17"),
-        ("1,,2", "'' is no vbucket"),
-        ("1-", "'1-' is no vbucket"),
-        ("-1", "'-1' is no vbucket"),
-        ("1-2-3", "'1-2-3' is no vbucket"),
-        ("\u0661", "is no vbucket"),
-        ("x" * 999, "'" + "x" * 40 + "' is no vbucket"),
+        ("", "'' is neither a vbucket nor a range; write vbuckets like 0-15,17"),
+        ("1,,2", "'' is neither a vbucket"),
+        ("1-", "'1-' is neither a vbucket"),
+        ("-1", "'-1' is neither a vbucket"),
+        ("1-2-3", "'1-2-3' is neither a vbucket"),
+        ("\u0661", "is neither a vbucket"),
+        ("x" * 999, "'" + "x" * 40 + "' is neither a vbucket"),
         ("65536", "there is no vbucket 65536; the last one is 65535"),
-        ("5-3", "the range 5-3 goes down; write 3-5"),
-        ("0-9,5", "5 names a vbucket for the second time"),
-        ("0," * 999_999, "characters are too many"),
+        ("5-3", "the range 5-3 is descending; write 3-5"),
+        ("0-9,5", "5 repeats a vbucket"),
+        ("0," * 999_999, "at most"),
     ],
     ids=lambda value: ascii(value)[:20],
 )

@@ -18,16 +18,16 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upriver.cli import loading
+from upriver.cli import load_run
 from upriver.cli.documents import BadLine, Document, from_csv, from_ndjson, generated
-from upriver.cli.loading import Pace
+from upriver.cli.load_run import Pace
 from upriver.cli.main import cli
-from upriver.consumer.lane import ROUND_BYTES
-from upriver.consumer.topology import vbucket_of
+from upriver.consumer.topology.cluster_map import vbucket_of
+from upriver.consumer.writing.edit_pipeline import ROUND_BYTES
 from upriver.errors import UpriverError
 from upriver.model import Datatype, VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Grant, Role, Users
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 8
@@ -176,16 +176,16 @@ def read(reader: Callable[..., Iterator[Document]], file: Path) -> tuple[list[by
 
 
 BAD_NDJSON = {
-    b'{"k":': "no JSON",
+    b'{"k":': "not JSON",
     b"[1]": "not a JSON object",
-    b'{"k":NaN}': "NaN is no JSON",
+    b'{"k":NaN}': "NaN is not JSON",
     b'{"k":"\xff"}': "byte 6 is not UTF-8",
-    b'{"other":1}': "the member 'k' is no string",
-    b'{"k":true}': "the member 'k' is no string",
+    b'{"other":1}': "the key, member 'k', must be a string",
+    b'{"k":true}': "the key, member 'k', must be a string",
     b'{"k":""}': "a key has 1 to 250 bytes, not 0",
     b'{"k":"%s"}' % (b"x" * 251): "a key has 1 to 250 bytes, not 251",
     b'{"k":"\\ud800"}': "character 0 is not UTF-8",
-    b"[" * 100_000: "JSON that is nested too deeply",
+    b"[" * 100_000: "the JSON is nested too deeply",
 }
 
 
@@ -230,7 +230,7 @@ def test_a_bad_line_stops_a_load_or_is_counted(
     words = (address(producer), "--file", file, "--key", "k")
     line = complaint(*words)
     assert line.startswith(f"{file}, line 3: ")
-    assert line.endswith("--skip-bad passes over such lines (documents written before: 1)")
+    assert line.endswith("--skip-bad skips such lines (documents written before: 1)")
     assert count(producer) == 1
     said = loaded(*words, "--skip-bad")
     assert (said["documents"], said["skipped"]) == (2, 1)
@@ -241,7 +241,7 @@ def test_a_bad_line_stops_a_load_or_is_counted(
 def test_a_csv_file_whose_header_is_wrong_cannot_be_skipped(tmp_path: Path) -> None:
     file = tmp_path / "data.csv"
     file.write_text("k,k\n1,2\n")
-    with pytest.raises(BadLine, match="line 1: the header has a name twice"):
+    with pytest.raises(BadLine, match="line 1: the header repeats a name"):
         read(from_csv, file)
 
 
@@ -255,7 +255,7 @@ def test_a_line_that_is_too_long_does_not_end_the_file(
     with file.open("rb") as opened:
         found = list(from_ndjson(opened, prefix="p", on_bad=bad.append))
     assert found == [(b"p1", b'{"n":2}'), (b"p2", b'{"n":"yyyyyyyyyyyy"}')]
-    assert [(line.line, line.problem) for line in bad] == [(1, "a document has up to 20 bytes")]
+    assert [(line.line, line.problem) for line in bad] == [(1, "a document has at most 20 bytes")]
 
 
 def test_an_empty_csv_file_has_no_documents(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_rate_on_the_command_line(
 ) -> None:
     time = Time()
     monkeypatch.setattr(
-        "upriver.cli.load.Pace", lambda rate: Pace(rate, clock=time.clock, sleep=time.sleep)
+        "upriver.cli.load_run.Pace", lambda rate: Pace(rate, clock=time.clock, sleep=time.sleep)
     )
     assert loaded(address(producer), "--docs", "30", "--rate", "10")["documents"] == 30
     assert time.now - 100 == pytest.approx(2.9)
@@ -346,8 +346,8 @@ def test_a_user_with_a_password(guarded: TemporaryProducer, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "password", "said"),
     [
-        (["--user", "writer"], "wrong", "does not believe that we are writer"),
-        (["--user", "nobody"], "s3crët", "does not believe that we are nobody"),
+        (["--user", "writer"], "wrong", "authentication failed for user 'writer'"),
+        (["--user", "nobody"], "s3crët", "authentication failed for user 'nobody'"),
         (["--user", "writer"], "", "there is no password for writer"),
         (["--user", "reader"], "p4ssword", "the user may not write"),
         ([], "", "give a user"),
@@ -429,7 +429,9 @@ def test_options_that_make_no_sense(words: list[str]) -> None:
 def test_a_refused_write_is_named(
     producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upriver.cli.load.SETTINGS", replace(loading.SETTINGS, retry_timeout=0))
+    monkeypatch.setattr(
+        "upriver.cli.load_run.SETTINGS", replace(load_run.SETTINGS, retry_timeout=0)
+    )
     victim = vbucket_of(b"doc3", VBUCKETS)
     producer.set_state(victim, VBucketState.DEAD)
     line = complaint(address(producer), "--docs", "100")
@@ -474,5 +476,5 @@ def test_the_real_process(producer: TemporaryProducer, tmp_path: Path) -> None:
     bad.write_text("{}\nnonsense\n")
     failed = upriver("--file", str(bad))
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.startswith(f"error: {bad}, line 2: no JSON: ")
+    assert failed.stderr.startswith(f"error: {bad}, line 2: not JSON: ")
     assert failed.stderr.count("\n") == 1

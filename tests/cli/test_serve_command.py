@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +21,12 @@ from click.testing import CliRunner
 from talk import PATIENCE, Talk
 
 from upriver.cli.main import cli
-from upriver.consumer.access import Access
-from upriver.consumer.link import Link
-from upriver.consumer.source import Source
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.blocking_connection import BlockingConnection
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status
-from upriver.producer.users import Grant, Role, Users
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.store import Store
 from upriver.wire import kv
 from upriver.wire import messages as m
 
@@ -121,6 +125,52 @@ def test_documents_survive_a_restart_where_they_have_a_place(tmp_path: Path) -> 
     assert "the bucket default has 4 vbuckets" in line
 
 
+@pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])
+def test_writes_go_on_without_a_restart_when_there_is_room_again(
+    tmp_path: Path, limit: int
+) -> None:
+    with serving("--data", tmp_path / "data", "--vbuckets", "4") as served:
+        pid = served.process.pid
+        written: list[bytes] = []
+        with Talk(served.source) as talk:
+
+            def write(number: int) -> Status:
+                key = b"k%d" % number
+                answer = talk.ask(kv.Set(key=key, value=os.urandom(200_000), vbucket=1))
+                if answer.status is Status.SUCCESS:
+                    written.append(key)
+                assert isinstance(answer, m.Response)
+                return answer.status
+
+            assert write(0) is Status.SUCCESS
+            before = resource.prlimit(pid, limit)
+            in_use = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            narrow = in_use if limit == resource.RLIMIT_NOFILE else 3_000_000
+            resource.prlimit(pid, limit, (narrow, before[1]))
+            refusals = (write(number) for number in range(1, 10_000))
+            assert next(status for status in refusals if status is not Status.SUCCESS) is (
+                Status.TEMPORARY_FAILURE
+            )
+            assert write(10_000) is Status.TEMPORARY_FAILURE
+            assert talk.ask(kv.Get(key=b"k0", vbucket=1)).status is Status.SUCCESS
+            resource.prlimit(pid, limit, before)
+            deadline = time.monotonic() + PATIENCE
+            while (status := write(20_000)) is not Status.SUCCESS:
+                assert status is Status.TEMPORARY_FAILURE
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            for key in written:
+                assert talk.ask(kv.Get(key=key, vbucket=1)).status is Status.SUCCESS
+        code, _, said = served.stop()
+    assert code == 0
+    reasons = said.splitlines()
+    assert sum("refuses writes until this is mended" in line for line in reasons) == 1
+    assert sum("takes writes again" in line for line in reasons) == 1
+    assert len(reasons) <= 3, said  # maintenance may have met it too
+    with Store(tmp_path / "data") as store:
+        assert store.bucket("default").verify() == []
+
+
 def test_documents_are_gone_where_they_have_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +246,7 @@ def test_users_and_tls(tmp_path: Path) -> None:
     with serving("--vbuckets", "4", *files) as served:
         assert served.source.tls
         access = Access(user="writer", password="secret", authority=tls.authority)
-        with Link.open(served.source, access) as link:
+        with BlockingConnection.open(served.source, access) as link:
             written = link.ask(kv.Set(key=b"k", value=b"v"))
             assert written.status is Status.SUCCESS
         assert served.stop()[0] == 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from running import finished, running
 
 from upriver.cli.mirror import mirror
@@ -48,18 +50,43 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     compared = finished("verify", producer.source, table, *QUICK)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.startswith("equal: 30 documents are equal, 0 missing")
+    compacted = finished("compact", table)
+    assert compacted.returncode == 0, compacted.stderr
+    assert "2 files are 1 now" in compacted.stdout
     DeltaTable(table).delete("seqno = 1 AND vbucket = 0")
     differing = finished("verify", producer.source, table, "--json", *QUICK)
     assert differing.returncode == 1, differing.stderr
     found = json.loads(differing.stdout)
     assert (found["verdict"], found["missing"], found["equal"]) == ("different", 1, 29)
     assert [one["kind"] for one in found["differences"]] == ["missing"]
-    compacted = finished("compact", table)
-    assert compacted.returncode == 0, compacted.stderr
-    assert "history" in compacted.stdout
+    held = QueryBuilder().register("held", DeltaTable(table))
+    rows = pa.table(held.execute("SELECT * FROM held WHERE seqno = 2"))
+    write_deltalake(table, rows, mode="append")
+    doubled = finished("verify", producer.source, table, *QUICK)
+    assert doubled.returncode == 3, doubled.stderr
+    assert (
+        f"doubled: 25 documents are equal, 1 missing, 0 extra, 0 different, {rows.num_rows} "
+        in (doubled.stdout)
+    )
+    refused = finished("mirror", producer.source, table, "--once", *QUICK)
+    assert refused.returncode == 1
+    assert "was written by another program" in refused.stderr
     page = tmp_path / "page.html"
     assert finished("report", table, "-o", page).returncode == 0
     assert "How the pipeline went" in page.read_text()
+
+
+def test_a_comparison_of_nothing_has_a_status_of_its_own(tmp_path: Path) -> None:
+    table = tmp_path / "documents"
+    with TemporaryProducer(vbuckets=4) as producer:
+        producer.write(b"k", b"at first")
+        made = finished("mirror", producer.source, table, "--once", *QUICK)
+        assert made.returncode == 0, made.stderr
+        producer.write(b"k", b"later")
+        compared = finished("verify", producer.source, table, *QUICK)
+    assert compared.returncode == 4, compared.stderr
+    assert "no document could be compared" in compared.stdout
+    assert "nothing compared: 0 documents are equal" in compared.stdout
 
 
 def test_a_change_log_runs_until_it_is_stopped(producer: TemporaryProducer, tmp_path: Path) -> None:
@@ -88,7 +115,7 @@ def test_configuration_files_hold_no_secrets_and_nothing_unknown(tmp_path: Path)
     file = tmp_path / "wrong.toml"
     for text, said in (
         ('[options]\npassword = "x"\n', "UPRIVER_PASSWORD"),
-        ("unheard-of = 1\n", "unheard-of is no option of mirror"),
+        ("unheard-of = 1\n", "unheard-of is not an option of mirror"),
         ("options = 1\n", "a table of names and values"),
         ("= nonsense", "cannot be read"),
     ):
@@ -101,3 +128,36 @@ def test_configuration_files_hold_no_secrets_and_nothing_unknown(tmp_path: Path)
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(report, [str(tmp_path)])
     assert isinstance(ran.exception, ConfigError)
+
+
+def test_a_file_or_a_foreign_table_where_a_table_should_be(
+    producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    file, foreign = tmp_path / "file", tmp_path / "foreign"
+    file.write_text("")
+    write_deltalake(foreign, pa.table({"a": [1]}))
+    code = f"""
+import sys
+from upriver.errors import ConfigError
+from upriver.spark import changelog, mirror, session, verify
+spark = session(master="local[1]")
+for start in (mirror, changelog):
+    for table in ({str(file)!r}, {str(foreign)!r}):
+        try:
+            start(spark, source={producer.source!r}, table=table, once=True).wait()
+        except ConfigError as problem:
+            print(problem)
+try:
+    verify(spark, source={producer.source!r}, table={str(foreign)!r})
+except ConfigError as problem:
+    print(problem)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
+    )
+    for start in range(2):
+        assert "cannot be a directory" in ran.stdout.splitlines()[2 * start]
+        assert "no pipeline of ours has made" in ran.stdout.splitlines()[2 * start + 1]
+    assert f"{foreign} is no mirror" in ran.stdout.splitlines()[4]
+    assert DeltaTable(foreign).version() == 0
+    assert sorted(path.name for path in foreign.iterdir() if path.is_dir()) == ["_delta_log"]

@@ -23,11 +23,11 @@ from running import PATIENCE, Running, command, environment, finished, records, 
 
 from upriver.cli.tail_text import JsonLines, PlainLines
 from upriver.consumer.changes import Change
-from upriver.consumer.checkpoint_files import FileCheckpoint
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.model import Datatype, Op
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Grant, Role, Users
-from upriver.store import Set, document_key
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import SetDocument, document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire.values import join_xattrs
 
@@ -140,7 +140,7 @@ def test_values_are_not_asked_for_if_only_keys_are_wanted(producer: TemporaryPro
 def test_extended_attributes_come_if_they_are_wanted(producer: TemporaryProducer) -> None:
     value = join_xattrs({"_sync": b'{"rev": 1}', "tag": b'"x"'}, b'{"a": 1}')
     kind = Datatype.XATTR | Datatype.JSON
-    producer.bucket.write(Set(1, document_key(b"k"), value, datatype=kind))
+    producer.bucket.write(SetDocument(1, document_key(b"k"), value, datatype=kind))
     (plain,) = everything(producer)
     assert "xattrs" not in plain
     (rich,) = everything(producer, "--xattrs")
@@ -457,7 +457,7 @@ def test_a_user_with_the_wrong_password(tmp_path: Path) -> None:
         result = finished(*words, UPRIVER_PASSWORD="guess")
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error: 127.0.0.1:")
+    assert result.stderr.startswith("error: authentication failed for user 'reader' at 127.0.0.1:")
     assert result.stderr.count("\n") == 1
 
 

@@ -10,8 +10,8 @@ from talk import Talk
 
 from upriver.cli.main import cli
 from upriver.errors import ConfigError, Status
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role, Users
+from upriver.producer.bootstrap.users import Role, Users
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 
@@ -49,8 +49,8 @@ def test_a_server_asks_those_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("add", "reader", "--role", "king"), "'king' is no role"),
-        (("remove", "nobody"), "there is no user 'nobody'"),
+        (("add", "reader", "--role", "king"), "'king' is not a role"),
+        (("remove", "nobody"), "has no user 'nobody'"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, arguments: tuple[str, ...], problem: str) -> None:

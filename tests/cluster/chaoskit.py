@@ -11,23 +11,32 @@ import random
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from clusterkit import PATIENCE
 from localcluster import LocalCluster, MapClient, eventually
 
 from upriver.errors import ConfigError, Status, UpriverError
 from upriver.wire import kv
-from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import DurabilityLevel
 
 SECONDS = float(os.environ.get("UPRIVER_CHAOS_SECONDS", "15"))
 SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
+#: What a durable write may be answered while nodes are lost. It is in progress where the client
+#: asks again on another connection, or another node.
+UNDECIDED = {
+    Status.SYNC_WRITE_AMBIGUOUS,
+    Status.SYNC_WRITE_IN_PROGRESS,
+    Status.DURABILITY_IMPOSSIBLE,
+}
 MAJORITY = Durability(level=DurabilityLevel.MAJORITY, timeout_ms=5000)
 
 
-class Writer(threading.Thread):
+class Writer(threading.Thread, ABC):
     """Writes until it is over; what goes wrong is kept for whoever waits for it."""
 
     def __init__(self, cluster: LocalCluster, number: int, over: threading.Event) -> None:
@@ -48,15 +57,16 @@ class Writer(threading.Thread):
         finally:
             self._client.close()
 
-    def write(self, count: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, count: int) -> None: ...
 
     @property
     def done(self) -> int:
         """How much it has reached."""
         return self.answered
 
-    def ask(self, request: m.Request) -> Status:
+    def ask(self, request: Any) -> Status:
+        """Asks the node that has the request's vbucket."""
         status: Status = self._client.ask(request.vbucket, request).status
         return status
 
@@ -81,7 +91,11 @@ class DurableWriter(Writer):
         if status is Status.SUCCESS:
             self.promised[key] = value
         else:
-            assert status in {Status.SYNC_WRITE_AMBIGUOUS, Status.DURABILITY_IMPOSSIBLE}, status
+            assert status in UNDECIDED, status
+
+
+def _has_gone_on(writer: Writer, before: int) -> bool:
+    return writer.done > before or writer.error is not None
 
 
 @contextlib.contextmanager
@@ -92,7 +106,7 @@ def writing(writers: Sequence[Writer], over: threading.Event) -> Iterator[None]:
     try:
         yield
         for writer, before in [(writer, writer.done) for writer in writers]:
-            eventually(lambda w=writer, n=before: w.done > n or w.error is not None)
+            eventually(partial(_has_gone_on, writer, before))
     finally:
         over.set()
         for writer in writers:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from serverkit import until
 from talk import Talk
 
-from upriver.cluster.relay import Relay
-from upriver.cluster.wires import Endpoint
-from upriver.consumer.access import Access
-from upriver.consumer.source import Address
+from upriver.cluster import manager_credentials
+from upriver.cluster.raw_connection import Endpoint
+from upriver.cluster.replication_relay import ReplicationRelay
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.connection_string import Address
+from upriver.errors import Status
 from upriver.model import FailoverEntry, VBucketState
+from upriver.producer.membership import Member
+from upriver.producer.server_settings import ServerSettings
+from upriver.session.scram_client import ScramClient
 from upriver.store import Bucket
 from upriver.testing import TemporaryProducer
+from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect
 from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
@@ -74,6 +82,64 @@ def marker(request: m.StreamRequest, start: int, end: int, **more: Any) -> m.Sna
     )
 
 
+# ---- a node that belongs to a cluster ----------------------------------------------------
+
+CLUSTER, NODE = "c0ffee", "n1"
+#: Seconds of a lease that no test outlives.
+LONG_LEASE = 3600.0
+
+
+def member_settings(directory: Path, lease: float = LONG_LEASE) -> ServerSettings:
+    """Of a node whose manager is known by the secret in a directory."""
+    manager_credentials.make(directory, None)
+    users, _ = manager_credentials.read(directory)
+    member = Member(cluster=CLUSTER, node=NODE, lease=lease, epoch_file=directory / "epoch-of-node")
+    return ServerSettings(users=users, member=member)
+
+
+def scram(talk: Talk, user: str, password: str) -> tuple[ScramClient, Any]:
+    """Authenticates with SCRAM; returns the exchange and the last answer."""
+    exchange = ScramClient("SCRAM-SHA512", user, password)
+    begun = kv.SaslAuth(mechanism="SCRAM-SHA512", payload=exchange.first())
+    challenge = talk.ask(begun).value
+    proof = exchange.answer(challenge, exchange.hashing(challenge)())
+    return exchange, talk.ask(kv.SaslStep(mechanism="SCRAM-SHA512", payload=proof))
+
+
+def sign_in(talk: Talk, access: Access) -> None:
+    """Authenticates, and checks what the node proves."""
+    exchange, final = scram(talk, access.user, access.password)
+    assert final.status is Status.SUCCESS, final
+    exchange.check(final.value)
+
+
+def manager_talk(node: TemporaryProducer, directory: Path, epoch: int = 1) -> Talk:
+    """A connection of a node's manager, whose secret is in a directory, with an epoch."""
+    _, access = manager_credentials.read(directory)
+    talk = Talk(node)
+    talk.hello(Feature.SELECT_BUCKET)
+    sign_in(talk, access)
+    talk.ask(kv.SelectBucket(bucket="default"))
+    renew(talk, 0, epoch)
+    return talk
+
+
+def token(ticket: int, epoch: int = 1, node: str = NODE, cluster: str = CLUSTER) -> kv.SetCtrlToken:
+    value = json.dumps({"cluster": cluster, "node": node, "ticket": ticket}).encode()
+    return kv.SetCtrlToken(token=epoch, value=value)
+
+
+def renew(talk: Talk, ticket: int, epoch: int = 1) -> int:
+    """Renews the lease of a node; returns the next ticket."""
+    answer = talk.ask(token(ticket, epoch))
+    assert answer.status is Status.SUCCESS, answer
+    next_ticket: int = json.loads(answer.value)["ticket"]
+    return next_ticket
+
+
+# ---- what a node has ---------------------------------------------------------------------
+
+
 def frames(bucket: Bucket, vbucket: int = VB) -> list[bytes]:
     """Every stored change of a vbucket as it is stored, by seqno."""
     with bucket.open_reader(vbucket) as reader:
@@ -104,8 +170,8 @@ async def relayed(
     name: str = "relay",
     watch: Callable[[bool, bytes], None] | None = None,
     on_end: Callable[[int], None] = lambda vbucket: None,
-    kind: type[Relay] = Relay,
-) -> AsyncIterator[Relay]:
+    kind: type[ReplicationRelay] = ReplicationRelay,
+) -> AsyncIterator[ReplicationRelay]:
     """A relay between two nodes."""
     relay = await kind.open(endpoint(source), endpoint(target), name, on_end, watch)
     passing = asyncio.create_task(relay.run())

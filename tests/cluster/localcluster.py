@@ -15,9 +15,9 @@ from typing import Any, Self
 from clusterkit import PATIENCE
 from talk import Talk
 
-from upriver.cluster.processes import Processes, cluster_process
-from upriver.consumer.source import Address, Source
-from upriver.consumer.topology import ClusterMap, vbucket_of
+from upriver.cluster.node_processes import Processes, cluster_process
+from upriver.consumer.topology.cluster_map import ClusterMap, vbucket_of
+from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import ConnectionFailed, Status
 from upriver.testing import TemporaryCluster
 from upriver.wire import kv
@@ -26,7 +26,12 @@ from upriver.wire.frameinfo import FrameInfo
 from upriver.wire.names import Feature
 
 #: What may pass in a cluster in which something is being moved or was lost.
-PASSING = {Status.TEMPORARY_FAILURE, Status.NOT_MY_VBUCKET}
+PASSING = {
+    Status.TEMPORARY_FAILURE,
+    Status.NOT_MY_VBUCKET,
+    Status.SYNC_WRITE_IN_PROGRESS,  # also of an attempt whose answer was lost
+    Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
+}
 
 
 class LocalCluster(TemporaryCluster):
@@ -48,6 +53,10 @@ class LocalCluster(TemporaryCluster):
 
         eventually(answers)
 
+    def data(self, name: str) -> Path:
+        """Where a node keeps everything."""
+        return self.directory / "nodes" / name
+
     def address(self, name: str) -> Source:
         return Source((Address("127.0.0.1", self.state.node(name).port),), "default")
 
@@ -57,12 +66,25 @@ class LocalCluster(TemporaryCluster):
 
     def kill_manager(self) -> None:
         """Kills the manager as nothing else can be killed."""
-        pid = int(subprocess.check_output(["pgrep", "-f", f"manager_process {self.directory}"]))
+        pid = manager_pid(self)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not _runs(pid))
+        eventually(lambda: not runs(pid))
 
 
-def _runs(pid: int) -> bool:
+class Found(LocalCluster):
+    """A cluster that something else wrote down."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self._writer = self._passing = None
+
+
+def manager_pid(cluster: LocalCluster) -> int:
+    return int(subprocess.check_output(["pgrep", "-f", f"manager_process {cluster.directory}"]))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process of that number has not ended, as a zombie has."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

@@ -6,20 +6,13 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from localcluster import LocalCluster, MapClient
+from localcluster import Found, MapClient
 
 from upriver.cli.cluster import cluster
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cluster, arguments)
-
-
-class Found(LocalCluster):
-    """A cluster that the command made."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory.resolve()
 
 
 def test_a_cluster_from_its_making_to_its_end(tmp_path: Path) -> None:
@@ -34,7 +27,7 @@ def test_a_cluster_from_its_making_to_its_end(tmp_path: Path) -> None:
         assert "--nodes is for a new one" in str(other.exception)
         with MapClient(Found(tmp_path / "c")) as client:
             client.set(b"key", b"value")
-        assert "n3 is there" in run("add-node", *data).stdout
+        assert "n3 is added" in run("add-node", *data).stdout
         moved = run("rebalance", *data)
         assert moved.exit_code == 0, moved
         assert "vbuckets moved" in moved.stderr

@@ -16,13 +16,13 @@ from localcluster import LocalCluster, MapClient, assert_copies_equal, eventuall
 from serverkit import SECRET, users_file
 from talk import Talk
 
-from upriver.cluster.api import call
+from upriver.cluster.manager_api import call
 from upriver.consumer import Access, Consumer
 from upriver.consumer.changes import changes_of
 from upriver.errors import ConfigError, ConnectionFailed, Status
 from upriver.model import Op
-from upriver.producer.users import Role
-from upriver.session.events import RolledBack, Rows
+from upriver.producer.bootstrap.users import Role
+from upriver.session.consumer_events import RolledBack, Rows
 from upriver.wire import kv
 from upriver.wire.names import Feature
 

@@ -25,22 +25,29 @@ from localcluster import LocalCluster, MapClient, assert_copies_equal
 from serverkit import until
 from talk import Talk
 
-from upriver.cluster.relay import Relay
+from upriver.cluster.replication_relay import ReplicationRelay
 from upriver.errors import Status
 from upriver.model import VBucketState
+from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
 from upriver.wire.names import OpenFlag, StreamFlag
 
+#: As servers of April 2014 speak it.
+DRAFT = Draft001(nru=True)
 Pair = tuple[TemporaryProducer, TemporaryProducer]
 
 
 @pytest.fixture
 def nodes() -> Iterator[Pair]:
     """One whose vbucket 1 is active, and one where it is a replica."""
-    with TemporaryProducer(vbuckets=4) as source, TemporaryProducer(vbuckets=4) as target:
+    old = ServerSettings(peers=PeerRelease.APRIL_2014)  # of those that do not say who they are
+    with (
+        TemporaryProducer(vbuckets=4, settings=old) as source,
+        TemporaryProducer(vbuckets=4, settings=old) as target,
+    ):
         make_replica(target)
         yield source, target
 
@@ -81,7 +88,7 @@ def test_a_replica_becomes_empty_when_its_active_copy_is_flushed(nodes: Pair) ->
 def test_a_replica_of_draft_001_is_emptied_by_the_message(nodes: Pair) -> None:
     source, target = nodes
     source.write(b"k", b"v", VB)
-    with Talk(source, Draft001()) as above, Talk(target, Draft001()) as below:
+    with Talk(source, DRAFT) as above, Talk(target, DRAFT) as below:
         above.open("copy", OpenFlag.PRODUCER)
         below.open("copy", OpenFlag.CONSUMER)
 
@@ -129,7 +136,7 @@ def test_a_takeover_is_given_up_when_the_vbucket_is_flushed(nodes: Pair) -> None
     source, target = nodes
     source.write(b"k", b"v", VB)
 
-    class Holding(Relay):
+    class Holding(ReplicationRelay):
         """Keeps the answer to the marker back, so that the takeover waits for it."""
 
         def _is_mine(self, packet: bytes) -> bool:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from localcluster import LocalCluster, MapClient
 
-from upriver.consumer.access import Access
-from upriver.consumer.source import Source
-from upriver.consumer.survey import Survey
+from upriver.consumer.topology.seqno_survey import Survey
+from upriver.consumer.transport.access import Access
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import UpriverError
 from upriver.model import Snapshot, StreamOffset
-from upriver.spark.options import ReadOptions
-from upriver.spark.reading import ReadStep
-from upriver.spark.task import read_steps
+from upriver.spark.source_options import ReadOptions
+from upriver.spark.task_reader import read_steps
+from upriver.spark.task_steps import ReadStep
 
 #: A vbuuid that is nobody's.
 NOBODYS = 12345

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually, is_open
 
-from upriver.cluster import api
+from upriver.cluster import manager_api
 from upriver.errors import ConfigError, UpriverError
 
 VBUCKETS = 8
@@ -61,7 +61,7 @@ class Aside:
     def __init__(self, cluster: LocalCluster, name: str, node: str = "") -> None:
         self.error: UpriverError | None = None
         self.begun = threading.Event()
-        self._lines = api.call(cluster.directory, name, node)
+        self._lines = manager_api.call(cluster.directory, name, node)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert self.begun.wait(ENDLESS)
@@ -80,7 +80,7 @@ class Aside:
 
 
 def whole(cluster: LocalCluster) -> bool:
-    return cluster.run("status")["without_active"] == 0
+    return bool(cluster.run("status")["without_active"] == 0)
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
@@ -128,7 +128,7 @@ def test_a_node_that_cannot_come_up_holds_up_nobody_else(cluster: LocalCluster) 
     assert code == 0, shown
     adding.join()
     assert isinstance(adding.error, ConfigError)
-    assert "adding of a node was broken off for the failover of n2" in str(adding.error)
+    assert "adding of a node was aborted for the failover of n2" in str(adding.error)
     cluster.run("failover", "n4")  # which has nothing
     cluster.run("remove-node", "n4")
     cluster.run("recover", "n2")
@@ -176,7 +176,7 @@ def test_a_manager_that_is_stopped_is_named(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = json.loads((cluster.directory / "manager.json").read_text())["pid"]
-    monkeypatch.setattr(api, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(manager_api, "_SILENCE_SECONDS", 0.5)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ConfigError, match=f"does not answer: continue its process {pid}"):

@@ -7,29 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusterkit import VB
+from clusterkit import VB, manager_talk, member_settings, renew
 from serverkit import SECRET, users_file
 from storekit import QUIET
 from talk import Talk
 
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Op, VBucketState
-from upriver.producer.cluster_config import ClusterMap, NodeAddress, bucket_json
-from upriver.producer.durability import CopyNames, copy_names
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role
-from upriver.store import BeginSnapshot, Bucket, EndSnapshot, Replicate, Set, Store
+from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress, bucket_json
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.keyvalue.durability import CopyNames, copy_names
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import BeginSnapshot, Bucket, Change, EndSnapshot, Replicate, SetDocument, Store
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical, kv
 from upriver.wire import messages as m
-from upriver.wire.names import Feature, OpenFlag
+from upriver.wire.names import OpenFlag
 
 ACTIVE, REPLICA = VBucketState.ACTIVE, VBucketState.REPLICA
 
 
 @pytest.fixture
-def node() -> Iterator[TemporaryProducer]:
-    with TemporaryProducer(vbuckets=4, settings=ServerSettings(managed=True)) as node:
+def node(tmp_path: Path) -> Iterator[TemporaryProducer]:
+    with TemporaryProducer(vbuckets=4, settings=member_settings(tmp_path)) as node:
         yield node
 
 
@@ -37,19 +37,21 @@ def given_map(rev: int = 1, config: bytes = b'{"rev":1}') -> kv.SetClusterConfig
     return kv.SetClusterConfig(bucket="default", epoch=1, revision=rev, config=config)
 
 
-def talk_to(node: TemporaryProducer) -> Talk:
-    talk = Talk(node)
-    talk.hello(Feature.SELECT_BUCKET)
-    talk.ask(kv.SelectBucket(bucket="default"))
+def talk_to(node: TemporaryProducer, tmp_path: Path) -> Talk:
+    """A connection of the node's manager, under whose lease the node is."""
+    talk = manager_talk(node, tmp_path)
+    renew(talk, renew(talk, 0))
     return talk
 
 
 # ---- waiting for a manager ---------------------------------------------------------------
 
 
-def test_documents_and_streams_wait_for_the_first_map(node: TemporaryProducer) -> None:
-    node.bucket.write(Set(VB, b"\0k", b"v"))
-    with talk_to(node) as talk:
+def test_documents_and_streams_wait_for_the_first_map(
+    node: TemporaryProducer, tmp_path: Path
+) -> None:
+    node.bucket.write(SetDocument(VB, b"\0k", b"v"))
+    with talk_to(node, tmp_path) as talk:
         for request in (
             kv.Get(vbucket=VB, key=b"k"),
             kv.Set(vbucket=VB, key=b"k", value=b"w"),
@@ -63,8 +65,8 @@ def test_documents_and_streams_wait_for_the_first_map(node: TemporaryProducer) -
         assert talk.ask(kv.Set(vbucket=VB, key=b"k", value=b"w")).status is Status.SUCCESS
 
 
-def test_a_stream_waits_too(node: TemporaryProducer) -> None:
-    with talk_to(node) as talk:
+def test_a_stream_waits_too(node: TemporaryProducer, tmp_path: Path) -> None:
+    with talk_to(node, tmp_path) as talk:
         talk.open()
         request = m.StreamRequest(vbucket=VB, start=0, end=NO_END)
         assert talk.ask(request).status is Status.TEMPORARY_FAILURE
@@ -72,8 +74,8 @@ def test_a_stream_waits_too(node: TemporaryProducer) -> None:
         assert talk.ask(request).status is Status.SUCCESS
 
 
-def test_only_newer_maps_that_are_maps_are_taken(node: TemporaryProducer) -> None:
-    with talk_to(node) as talk:
+def test_only_newer_maps_that_are_maps_are_taken(node: TemporaryProducer, tmp_path: Path) -> None:
+    with talk_to(node, tmp_path) as talk:
         assert talk.ask(given_map(config=b"[1]")).status is Status.INVALID
         assert talk.ask(given_map(config=b"{")).status is Status.INVALID
         assert talk.ask(given_map(5, b'{"rev":5}')).status is Status.SUCCESS
@@ -82,9 +84,11 @@ def test_only_newer_maps_that_are_maps_are_taken(node: TemporaryProducer) -> Non
         assert talk.ask(kv.GetClusterConfig(epoch=1, revision=5)).value == b""
 
 
-def test_not_my_vbucket_comes_with_the_map_that_was_given(node: TemporaryProducer) -> None:
+def test_not_my_vbucket_comes_with_the_map_that_was_given(
+    node: TemporaryProducer, tmp_path: Path
+) -> None:
     node.bucket.set_state(VB, REPLICA)
-    with talk_to(node) as talk:
+    with talk_to(node, tmp_path) as talk:
         talk.ask(given_map(3, b'{"rev":3}'))
         answer = talk.ask(kv.Get(vbucket=VB, key=b"k"))
         assert (answer.status, answer.value) == (Status.NOT_MY_VBUCKET, b'{"rev":3}')
@@ -110,7 +114,7 @@ def test_only_who_may_administer_gives_maps_or_makes_a_consumer(tmp_path: Path) 
 def test_the_copies_of_a_vbucket_are_read_from_the_map() -> None:
     nodes = tuple(NodeAddress("h", port, uuid=f"n{port}") for port in (1, 2, 3))
     rows = ((0, 1, 2), (1, 0, -1), (2, -1, -1))
-    told = ClusterMap(rev=1, nodes=nodes, this_node=1, rows=rows, replicas=2)
+    told = ClusterConfig(rev=1, nodes=nodes, this_node=1, rows=rows, replicas=2)
     assert copy_names(bucket_json(told, "default")) == (
         CopyNames(frozenset({"n1", "n3"}), 1),
         CopyNames(frozenset({"n1"}), 1),
@@ -124,7 +128,7 @@ def test_a_map_that_names_no_nodes_has_no_copies(config: bytes) -> None:
 
 
 def test_a_map_of_nodes_without_names_says_nothing_of_copies() -> None:
-    told = ClusterMap(rev=1, nodes=(NodeAddress("h", 1),), rows=((0,),))
+    told = ClusterConfig(rev=1, nodes=(NodeAddress("h", 1),), rows=((0,),))
     assert "nodeUUID" not in json.dumps(json.loads(bucket_json(told, "default")))
     assert copy_names(bucket_json(told, "default")) == ()
 
@@ -142,7 +146,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def receive(bucket: Bucket, start: int, end: int, *seqnos: int) -> None:
-    changes = [BeginSnapshot(VB, start, end)]
+    changes: list[Change] = [BeginSnapshot(VB, start, end)]
     for seqno in seqnos:
         key = b"\0k%d" % seqno
         frame = canonical.mutation(VB, seqno, 1, seqno, 0, 0, 0, key, b"v")
@@ -167,7 +171,7 @@ def test_an_active_copy_was_consistent_all_the_time_it_was_active(bucket: Bucket
     bucket.set_state(VB, ACTIVE)  # in the middle of a snapshot
     assert bucket.failover_log(VB).newest.seqno == 2
     for _ in range(3):
-        bucket.write(Set(VB, b"\0x", b"v"))
+        bucket.write(SetDocument(VB, b"\0x", b"v"))
     assert points(bucket, 8) == [0, 0, 2, 2, 4, 5, 6, 7, 7]
     bucket.set_state(VB, REPLICA)
     receive(bucket, 8, 9, 8, 9)
@@ -204,9 +208,9 @@ def test_writers_of_a_vbucket_can_be_held(bucket: Bucket) -> None:
     bucket.set_state(VB, ACTIVE)
     bucket.hold_writes(VB, held=True)
     with pytest.raises(StoreRefusal) as refused:
-        bucket.write(Set(VB, b"\0k", b"v"))
+        bucket.write(SetDocument(VB, b"\0k", b"v"))
     assert refused.value.status is Status.TEMPORARY_FAILURE
-    bucket.write(Set(0, b"\0k", b"v"))
+    bucket.write(SetDocument(0, b"\0k", b"v"))
     bucket.hold_writes(VB, held=False)
-    assert bucket.write(Set(VB, b"\0k", b"v")).seqno == 1
+    assert bucket.write(SetDocument(VB, b"\0k", b"v")).seqno == 1
     assert bucket.get(VB, b"\0k").op is Op.MUTATION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from clusterkit import VB, Script, branches, frames, high, make_replica, marker, mutation
@@ -11,8 +12,9 @@ from serverkit import until
 from talk import Talk
 
 from upriver.errors import Status
-from upriver.model import NO_END, FailoverEntry, StreamEndReason, VBucketState
-from upriver.store import Set
+from upriver.model import NO_END, Datatype, FailoverEntry, StreamEndReason, VBucketState
+from upriver.producer.server_settings import PeerRelease, ServerSettings
+from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -110,8 +112,14 @@ def test_changes_are_written_as_they_were_made(node: TemporaryProducer) -> None:
         request = script.add()
         script.accept(request)
         sent = [
-            mutation(request, 1, value=b'{"a":1}'),
-            replace(mutation(request, 3), flags=0xDEAD, expiry=4_000_000_000, datatype=1),
+            replace(mutation(request, 1, value=b'{"a":1}'), nru=2),
+            replace(
+                mutation(request, 3),
+                flags=0xDEAD,
+                expiry=4_000_000_000,
+                datatype=Datatype.JSON,
+                nru=2,
+            ),
             m.Deletion(
                 vbucket=VB,
                 opaque=request.opaque,
@@ -233,9 +241,15 @@ def test_the_first_state_of_a_takeover_is_pending_in_the_numbers_of_3_0_too(
     with Script(node) as script:
         request = script.add(flags=StreamFlag.TAKEOVER)
         script.accept(request)
-        script.send(m.SetStreamState(vbucket=VB, opaque=request.opaque, state=REPLICA))  # 0x02
+        for _ in range(2):  # told to what is pending already, it changes nothing
+            script.send(m.SetStreamState(vbucket=VB, opaque=request.opaque, state=REPLICA))  # 0x02
+            assert script.read().status is Status.SUCCESS
+            assert node.bucket.state(VB) is PENDING
+        script.send(m.SetStreamState(vbucket=VB, opaque=request.opaque, state=PENDING))  # 0x03
         assert script.read().status is Status.SUCCESS
-        assert node.bucket.state(VB) is PENDING
+        script.send(m.SetStreamState(vbucket=VB, opaque=request.opaque, state=ACTIVE))
+        assert script.read().status is Status.SUCCESS
+        assert node.bucket.state(VB) is ACTIVE
 
 
 def test_only_a_takeover_that_is_not_given_up_changes_states(node: TemporaryProducer) -> None:
@@ -302,11 +316,10 @@ def test_a_consumer_that_is_taken_for_a_producer_hangs_up(
 
 
 def test_documents_can_still_be_asked_for_on_such_a_connection(node: TemporaryProducer) -> None:
-    node.bucket.write(Set(0, b"\0here", b"it is"))
+    node.bucket.write(SetDocument(0, b"\0here", b"it is"))
     with Script(node) as script:
         assert script.ask(kv.Get(vbucket=0, key=b"here", collection=0)).value == b"it is"
         assert script.ask(kv.SelectBucket(bucket="default")).status is Status.NOT_SUPPORTED
-        assert script.ask(m.Open(name="x")).status is Status.INVALID
         told = node.producer.server.view().connections[0]
         assert told.consumer
         assert told.name == "script"
@@ -315,10 +328,19 @@ def test_documents_can_still_be_asked_for_on_such_a_connection(node: TemporaryPr
 # ---- draft 001 ---------------------------------------------------------------------------
 
 
+@pytest.fixture
+def old() -> Iterator[TemporaryProducer]:
+    """A node that is told that its peers are of April 2014."""
+    settings = ServerSettings(peers=PeerRelease.APRIL_2014)
+    with TemporaryProducer(vbuckets=4, settings=settings) as node:
+        make_replica(node)
+        yield node
+
+
 def test_draft_001_asks_without_controls_and_closes_snapshots_by_the_next_marker(
-    node: TemporaryProducer,
+    old: TemporaryProducer,
 ) -> None:
-    with Talk(node, Draft001()) as talk:
+    with Talk(old, Draft001(nru=True)) as talk:
         assert talk.ask(m.Open(name="old", flags=OpenFlag.CONSUMER)).status is Status.SUCCESS
         talk.send(m.AddStream(vbucket=VB, opaque=77, flags=StreamFlag.TAKEOVER))
         request = talk.read()
@@ -332,19 +354,23 @@ def test_draft_001_asks_without_controls_and_closes_snapshots_by_the_next_marker
             replace(mutation(request, 3), collection=None),
         )
         assert talk.read() == m.AddStreamResponse(opaque=77, stream_opaque=request.opaque)
-        until(lambda: high(node.bucket) == 3)
-        assert node.bucket.consistent_until(VB, 3) == 2
+        until(lambda: high(old.bucket) == 3)
+        assert old.bucket.consistent_until(VB, 3) == 2
         for state in (PENDING, ACTIVE):  # which nobody answers
             talk.send(m.SetStreamState(vbucket=VB, opaque=request.opaque, state=state))
-        until(lambda: node.bucket.state(VB) is ACTIVE)
+        until(lambda: old.bucket.state(VB) is ACTIVE)
         talk.send(m.StreamEnd(vbucket=VB, opaque=request.opaque))
         assert talk.ask(kv.Noop()).status is Status.SUCCESS
-    assert branches(node.bucket) == [7]
+    assert branches(old.bucket) == [7]
 
 
-def test_draft_001_resumes_at_the_last_whole_snapshot(node: TemporaryProducer) -> None:
+def is_at(bucket: Bucket, seqno: int) -> bool:
+    return high(bucket) == seqno
+
+
+def test_draft_001_resumes_at_the_last_whole_snapshot(old: TemporaryProducer) -> None:
     for start in (0, 2):
-        with Talk(node, Draft001()) as talk:
+        with Talk(old, Draft001(nru=True)) as talk:
             talk.ask(m.Open(name="old", flags=OpenFlag.CONSUMER))
             talk.send(m.AddStream(vbucket=VB, opaque=77))
             request = talk.read()
@@ -357,6 +383,6 @@ def test_draft_001_resumes_at_the_last_whole_snapshot(node: TemporaryProducer) -
             if start == 0:
                 talk.send(m.SnapshotMarker(vbucket=VB, opaque=request.opaque))
                 talk.send(replace(mutation(request, 3), collection=None))
-            until(lambda last=seqnos[-1] + (start == 0): high(node.bucket) == last)
-        until(lambda: not node.producer.server.view().connections)
-    assert node.bucket.vbucket_stats(VB).items == 4
+            until(partial(is_at, old.bucket, seqnos[-1] + (start == 0)))
+        until(lambda: not old.producer.server.view().connections)
+    assert old.bucket.vbucket_stats(VB).items == 4

@@ -14,6 +14,7 @@ from clusterkit import (
     VB,
     branches,
     decoded,
+    endpoint,
     frames,
     happens,
     high,
@@ -22,14 +23,16 @@ from clusterkit import (
 )
 from talk import Talk
 
+from upriver.cluster.replication_relay import ReplicationRelay
+from upriver.cluster.replicator import Replicator
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Op, StreamEndReason, VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.store import Applied, Delete, Set, WithMeta, document_key
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import Applied, DeleteDocument, SetDocument, WithMeta, document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft000, Draft001
-from upriver.wire.names import MarkerFlag, OpenFlag, StreamFlag
+from upriver.wire.names import Command, MarkerFlag, OpenFlag, StreamFlag
 from upriver.wire.values import join_xattrs
 
 ACTIVE, DEAD = VBucketState.ACTIVE, VBucketState.DEAD
@@ -63,13 +66,17 @@ def test_a_copy_equals_the_original_byte_by_byte(nodes: Pair) -> None:
         text = b'{"round":%d}' % round_
         bucket = source.bucket
         for number in range(50):
-            bucket.write(Set(VB, b"\0k%d" % number, text, flags=7, datatype=1))
-        bucket.write(Set(VB, b"\0packed", bytes(cramjam.snappy.compress_raw(text * 9)), datatype=3))
-        bucket.write(Set(VB, b"\0tagged", join_xattrs({"_s": b"1", "u": b"2"}, text), datatype=5))
-        bucket.write(Set(VB, document_key(b"o", orders.id), text))
-        bucket.write(Set(VB, b"\0late", text, expiry=4_000_000_000))
-        bucket.write(Delete(VB, b"\0k%d" % round_))
-        bucket.write(Delete(VB, b"\0tagged"))  # which keeps an attribute
+            bucket.write(SetDocument(VB, b"\0k%d" % number, text, flags=7, datatype=1))
+        bucket.write(
+            SetDocument(VB, b"\0packed", bytes(cramjam.snappy.compress_raw(text * 9)), datatype=3)
+        )
+        bucket.write(
+            SetDocument(VB, b"\0tagged", join_xattrs({"_s": b"1", "u": b"2"}, text), datatype=5)
+        )
+        bucket.write(SetDocument(VB, document_key(b"o", orders.id), text))
+        bucket.write(SetDocument(VB, b"\0late", text, expiry=4_000_000_000))
+        bucket.write(DeleteDocument(VB, b"\0k%d" % round_))
+        bucket.write(DeleteDocument(VB, b"\0tagged"))  # which keeps an attribute
         gone = WithMeta(VB, b"\0gone", Op.EXPIRATION, 5 + round_, 99 + round_, time=1234)
         bucket.write(gone)
 
@@ -85,7 +92,7 @@ def test_a_copy_equals_the_original_byte_by_byte(nodes: Pair) -> None:
             await copied(source, target)
 
     def write_all_but_orders() -> None:
-        source.bucket.write(Set(VB, b"\0after", b"the drop"))
+        source.bucket.write(SetDocument(VB, b"\0after", b"the drop"))
 
     run(story())
     assert b"".join(frames(source.bucket)) == b"".join(frames(target.bucket))
@@ -130,7 +137,7 @@ def test_the_recorded_takeover_message_by_message(nodes: Pair) -> None:
     ack = next(
         place
         for place, (side, x) in enumerate(seen)
-        if side == "dst" and isinstance(x, m.PlainResponse) and x.command.name == "SNAPSHOT_MARKER"
+        if side == "dst" and isinstance(x, m.PlainResponse) and x.command is Command.SNAPSHOT_MARKER
     )
     assert ack > last_item
     # 7 and 8: pending and its answer, active and its answer, the end
@@ -169,7 +176,7 @@ def test_a_takeover_under_writes_loses_nothing_and_doubles_nothing() -> None:
                 for node in (source, target):
                     key = b"\0w%d-%d" % (number, count)
                     try:
-                        done = node.bucket.write(Set(VB, key, b"%d" % count))
+                        done = node.bucket.write(SetDocument(VB, key, b"%d" % count))
                     except StoreRefusal as refusal:
                         refused.add(refusal.status)
                         continue
@@ -361,3 +368,35 @@ def test_an_answer_to_add_stream_never_reaches_the_producer(nodes: Pair) -> None
             await copied(source, target)
 
     run(story())
+
+
+# ---- faults of ours ----------------------------------------------------------------------
+
+
+def test_a_fault_does_not_end_replication(
+    nodes: tuple[TemporaryProducer, TemporaryProducer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A replicator that ended would leave its replicas behind without a word."""
+    real, faults = ReplicationRelay._down, [RuntimeError("a fault"), RuntimeError("another")]
+
+    async def down(self: ReplicationRelay) -> None:
+        if faults:
+            raise faults.pop()
+        await real(self)
+
+    monkeypatch.setattr(ReplicationRelay, "_down", down)
+
+    async def replicate(source: TemporaryProducer, target: TemporaryProducer) -> None:
+        replicator = Replicator(endpoint(source), endpoint(target), "faulty")
+        replicator.want([VB])
+        try:
+            await happens(lambda: high(target.bucket) == 1)
+        finally:
+            await replicator.stop()
+
+    source, target = nodes
+    source.bucket.write(SetDocument(VB, b"\0k", b"v"))
+    asyncio.run(replicate(source, target))
+    assert "the relay failed" in caplog.text

@@ -17,10 +17,10 @@ from upriver.consumer import Change, Consumer
 from upriver.consumer.changes import changes_of
 from upriver.errors import Status
 from upriver.model import FailoverLog, Snapshot, StreamOffset
-from upriver.session.consumer import ConsumerSession, StreamOptions
-from upriver.session.events import Event, Rows, Step
-from upriver.session.position import Position
-from upriver.store import Applied, Set, document_key
+from upriver.session.consumer_events import Event, Rows, Step
+from upriver.session.consumer_session import ConsumerSession, StreamOptions
+from upriver.session.stream_position import Position
+from upriver.store import Applied, SetDocument, document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -339,7 +339,7 @@ def fill(producer: TemporaryProducer, changes: int, *, start: int = 0, size: int
     """Writes documents, one after the other over all vbuckets."""
     count = producer.bucket.settings.vbuckets
     many = [
-        Set(number % count, document_key(b"key-%d" % number), b"v" * size)
+        SetDocument(number % count, document_key(b"key-%d" % number), b"v" * size)
         for number in range(start, start + changes)
     ]
     for outcome in producer.bucket.write_many(many):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from upriver.consumer.source import Address, Source
+from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import Status
 from upriver.wire import kv
 from upriver.wire.dialects import Dcp

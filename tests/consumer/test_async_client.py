@@ -101,7 +101,7 @@ def test_batches_and_events(shared: TemporaryProducer) -> None:
         async with AsyncConsumer(shared.source, end="now") as consumer:
             assert sum([batch.num_rows async for batch in consumer.batches()]) == 40
             assert consumer.finished
-            assert await consumer.next_event() is None
+            assert await consumer.poll() is None
             assert consumer.status().rows == 40
             assert await consumer.high_seqnos() == high_seqnos(shared)
             assert consumer.collections.names(0) == ("_default", "_default")
@@ -148,7 +148,7 @@ def test_a_checkpoint_file_remembers(tmp_path: Path, producer: TemporaryProducer
         with FileCheckpoint(tmp_path / "here.json") as store:
             async with AsyncConsumer(producer.source, end="now", checkpoint=store) as consumer:
                 keys = [change.key async for change in consumer]
-                consumer.save()
+                await consumer.save()
         return keys
 
     fill(producer, 4)
@@ -220,7 +220,7 @@ def test_closing_ends_a_loop_in_another_task(producer: TemporaryProducer) -> Non
         await consumer.close()
         await consumer.close()
         assert await reading == 4
-        assert await consumer.next_event() is None
+        assert await consumer.poll() is None
         assert not consumer.finished
 
     run(read())
@@ -251,7 +251,7 @@ def test_outside_of_its_block_there_is_nothing_to_read() -> None:
     async def use() -> None:
         consumer = AsyncConsumer("couchbase://127.0.0.1:1/default")
         with pytest.raises(RuntimeError, match="in an async with block"):
-            await consumer.next_event()
+            await consumer.poll()
         with pytest.raises(RuntimeError, match="in an async with block"):
             consumer.position()
         await consumer.close()
@@ -280,7 +280,7 @@ def test_a_slow_application_is_waited_for(producer: TemporaryProducer) -> None:
         async with AsyncConsumer(producer.source, end="now", buffer=20_000) as consumer:
             async for change in consumer:
                 found.append(change)
-                held = sum(c.held for c in consumer._engine._connections.values())
+                held = sum(c.held for c in consumer._engine._nodes.connections.values())
                 assert held <= 20_000 + 1200
                 if len(found) % 20 == 0:
                     await asyncio.sleep(0)

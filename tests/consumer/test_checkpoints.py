@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upriver.consumer.checkpoint import (
+from upriver.consumer.checkpoints.checkpoint import (
     MAX_CHECKPOINT_SIZE,
     Checkpoint,
     CheckpointStore,
     MemoryCheckpoint,
 )
-from upriver.consumer.checkpoint_files import FileCheckpoint
-from upriver.consumer.position_json import dump_position, load_position
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
+from upriver.consumer.checkpoints.position_json import dump_position, load_position
 from upriver.errors import ConfigError
 from upriver.model import MAX_FAILOVER_ENTRIES, NO_END, FailoverLog, Snapshot, StreamOffset
-from upriver.session.position import Position
+from upriver.session.stream_position import Position
 
 U64 = st.integers(0, 2**64 - 1)
 
@@ -353,8 +353,8 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
 
 FILLS_UP = """
 import resource, sys
-from upriver.consumer.checkpoint import Checkpoint
-from upriver.consumer.checkpoint_files import FileCheckpoint
+from upriver.consumer.checkpoints.checkpoint import Checkpoint
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.errors import ConfigError
 store = FileCheckpoint(sys.argv[1]).open()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -411,9 +411,9 @@ def test_a_backup_has_the_same_bytes(tmp_path: Path) -> None:
 SAVES_UNTIL_KILLED = """
 import itertools, sys
 from dataclasses import replace
-from upriver.consumer.checkpoint_files import FileCheckpoint
+from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.model import Snapshot, StreamOffset
-from upriver.session.position import Position
+from upriver.session.stream_position import Position
 store = FileCheckpoint(sys.argv[1])
 last = store.load()
 for number in itertools.count(last.position(0).seqno + 1):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.consumer.source import Address
-from upriver.consumer.topology import ClusterMap, Network, vbucket_of
+from upriver.consumer.topology.cluster_map import ClusterMap, Network, vbucket_of
+from upriver.consumer.transport.connection_string import Address
 from upriver.errors import ConfigError, RemoteProtocolError, UpriverError
-from upriver.producer.cluster_config import ClusterMap as ServedMap
-from upriver.producer.cluster_config import NodeAddress, bucket_json
+from upriver.producer.bootstrap.cluster_config import ClusterConfig as ServedMap
+from upriver.producer.bootstrap.cluster_config import NodeAddress, bucket_json
 
 REACHED = Address("db.example", 11210)
 

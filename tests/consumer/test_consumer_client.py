@@ -27,9 +27,10 @@ from upriver.consumer import (
     StreamOpened,
     SystemHappened,
 )
+from upriver.consumer.reader_settings import DialectName
 from upriver.errors import ConfigError
 from upriver.model import Datatype, Op
-from upriver.store import Set, document_key
+from upriver.store import SetDocument, document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire import values
@@ -61,8 +62,10 @@ def test_a_change_has_everything_that_was_written() -> None:
     now = time.time_ns()
     with TemporaryProducer(vbuckets=4, wall=lambda: now) as producer:
         bucket = producer.bucket
-        applied = bucket.write(Set(2, document_key(b"a"), b'{"n":1}', 7, 60, int(Datatype.JSON)))
-        bucket.write(Set(2, document_key(b"b"), b"1"))
+        applied = bucket.write(
+            SetDocument(2, document_key(b"a"), b'{"n":1}', 7, 60, int(Datatype.JSON))
+        )
+        bucket.write(SetDocument(2, document_key(b"b"), b"1"))
         producer.delete(b"b", 2)
         now += 3600 * SECOND
         bucket.expire()
@@ -70,7 +73,7 @@ def test_a_change_has_everything_that_was_written() -> None:
         assert (gone.op, gone.key, gone.seqno, gone.rev) == (Op.DELETION, b"b", 3, 2)
         assert gone.expiry == (now - 3600 * SECOND) // SECOND  # when it was deleted
         assert (expired.op, expired.key, expired.rev) == (Op.EXPIRATION, b"a", 2)
-        bucket.write(Set(2, document_key(b"a"), b'{"n":2}', 7, 60, int(Datatype.JSON)))
+        bucket.write(SetDocument(2, document_key(b"a"), b'{"n":2}', 7, 60, int(Datatype.JSON)))
         change = everything(producer.source)[-1]
     assert (change.op, change.vbucket, change.seqno, change.rev) == (Op.MUTATION, 2, 5, 3)
     assert (change.key, change.value, change.flags) == (b"a", b'{"n":2}', 7)
@@ -84,7 +87,7 @@ def test_a_change_has_everything_that_was_written() -> None:
 def test_extended_attributes_come_if_asked_for(producer: TemporaryProducer) -> None:
     value = values.join_xattrs({"_sync": b"1", "mine": b'{"x":2}'}, b'{"a":1}')
     kind = int(Datatype.XATTR | Datatype.JSON)
-    producer.bucket.write(Set(0, document_key(b"k"), value, datatype=kind))
+    producer.bucket.write(SetDocument(0, document_key(b"k"), value, datatype=kind))
     (plain,) = everything(producer.source)
     assert (plain.body, plain.xattrs, plain.json()) == (b'{"a":1}', {}, {"a": 1})
     (full,) = everything(producer.source, xattrs=True)
@@ -176,7 +179,7 @@ def test_batches_are_columns(shared: TemporaryProducer) -> None:
 
 
 @DRAFTS
-def test_every_draft_reads_the_same(shared: TemporaryProducer, dialect: str) -> None:
+def test_every_draft_reads_the_same(shared: TemporaryProducer, dialect: DialectName) -> None:
     changes = everything(shared.source, dialect=dialect)
     assert in_order(changes) == in_order(everything(shared.source))
     assert {c.key for c in changes if c.op is Op.DELETION} == {b"key-5"}
@@ -259,7 +262,7 @@ def test_a_nonsensical_start_or_end_is_refused(shared: TemporaryProducer) -> Non
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 45), max_size=3), st.sampled_from(["dcp", "dcp", "001", "000"]))
 def test_a_reader_that_stops_anywhere_goes_on_exactly_there(
-    shared: TemporaryProducer, cuts: list[int], dialect: str
+    shared: TemporaryProducer, cuts: list[int], dialect: DialectName
 ) -> None:
     text = Checkpoint(bucket="default", vbuckets=4, positions={}).to_json()
     read: list[Any] = []

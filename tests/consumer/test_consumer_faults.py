@@ -38,9 +38,10 @@ from upriver.consumer import (
     Rows,
 )
 from upriver.consumer.changes import changes_of
+from upriver.consumer.reader_settings import DialectName
 from upriver.errors import ConnectionFailed, RollbackRequired, StatusError
 from upriver.model import VBucketState
-from upriver.session.events import RollbackReason
+from upriver.session.consumer_events import RollbackReason
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -94,7 +95,7 @@ def truth(producer: TemporaryProducer) -> dict[bytes, bytes]:
 
 @DRAFTS
 def test_a_reader_that_comes_back_after_a_failover_is_told_before_anything_else(
-    producer: TemporaryProducer, dialect: str
+    producer: TemporaryProducer, dialect: DialectName
 ) -> None:
     for number in range(3):
         producer.write(b"k%d" % number, b"old", 0)
@@ -172,7 +173,7 @@ def test_who_does_not_care_is_not_told(producer: TemporaryProducer) -> None:
 
 
 @DRAFTS
-def test_failovers_while_it_reads(producer: TemporaryProducer, dialect: str) -> None:
+def test_failovers_while_it_reads(producer: TemporaryProducer, dialect: DialectName) -> None:
     mirror = Mirror()
     with Consumer(
         producer.source, dialect=dialect, on_rollback=mirror.rolled_back, retry_first=0.01
@@ -249,7 +250,7 @@ def follow(consumer: Consumer, count: int) -> list[Change]:
 
 @DRAFTS
 def test_a_restart_loses_nothing_and_repeats_nothing(
-    producer: TemporaryProducer, dialect: str
+    producer: TemporaryProducer, dialect: DialectName
 ) -> None:
     fill(producer, 20)
     with Consumer(producer.source, dialect=dialect, retry_first=0.01, retry_most=0.1) as consumer:
@@ -350,7 +351,7 @@ def test_who_waits_for_a_vbucket_gives_up_as_well(producer: TemporaryProducer) -
 
 def held(consumer: Consumer) -> int:
     """Counted bytes that were received and are not given back."""
-    return sum(connection.held for connection in consumer._engine._connections.values())
+    return sum(connection.held for connection in consumer._engine._nodes.connections.values())
 
 
 def test_a_slow_application_holds_the_server_back_and_keeps_its_connection(

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from storekit import split
 
-from upriver.consumer.ledger import Ledger
-from upriver.consumer.position_json import dump_position, load_position
+from upriver.consumer.checkpoints.position_json import dump_position, load_position
+from upriver.consumer.streaming.inbox import Delivery, Inbox
 from upriver.model import Op, StreamEndReason
-from upriver.session.consumer import ConsumerSession
-from upriver.session.events import (
+from upriver.session.consumer_events import (
     Event,
     RolledBack,
     Rows,
@@ -26,11 +25,13 @@ from upriver.session.events import (
     StreamOpened,
     StreamRefused,
 )
-from upriver.session.opening import Opening, open_connection
-from upriver.session.position import Position
+from upriver.session.consumer_session import ConsumerSession
+from upriver.session.open_connection import Opening, open_connection
+from upriver.session.stream_position import Position
 from upriver.testing import MemoryLink, MemoryProducer
 from upriver.wire import canonical
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from upriver.wire.messages import Request
 
 VBUCKETS = 2
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -45,41 +46,44 @@ class Application:
 
     def __init__(self) -> None:
         self.rows: dict[int, list[Row]] = {vb: [] for vb in range(VBUCKETS)}
-        self.ledger = Ledger(dict.fromkeys(range(VBUCKETS), Position()))
+        self.inbox = Inbox(dict.fromkeys(range(VBUCKETS), Position()))
         self._saved: tuple[dict[int, list[Row]], dict[int, Any]] = ({}, {})
         self.save()
 
     def save(self) -> None:
         """Positions together with the data, as JSON."""
-        positions = {vb: dump_position(p) for vb, p in self.ledger.positions().items()}
+        positions = {vb: dump_position(p) for vb, p in self.inbox.positions().items()}
         self._saved = {vb: list(rows) for vb, rows in self.rows.items()}, positions
 
     def restart(self) -> dict[int, Position]:
         """Goes on with what was saved."""
         rows, positions = self._saved
         self.rows = {vb: list(rows[vb]) for vb in rows}
-        loaded = {vb: load_position(p, "vbucket") for vb, p in positions.items()}
-        self.ledger = Ledger(loaded)
+        loaded = {vb: load_saved(p) for vb, p in positions.items()}
+        self.inbox = Inbox(loaded)
         return loaded
+
+    def saved(self) -> dict[int, Position]:
+        return {vb: load_saved(text) for vb, text in self._saved[1].items()}
 
     def hear(self, event: Event) -> int:
         """Takes an event; returns the counted bytes that are done with."""
         if isinstance(event, Rows):
-            self.ledger.take(event)
+            self.inbox.take(Delivery(event))
             for row in event.batch.to_pylist():
                 told = self.rows[row["vbucket"]]
                 assert not told or told[-1][0] < row["seqno"], "a change came twice or too late"
                 gone = row["op"] != Op.MUTATION.value
                 told.append((row["seqno"], row["key"], None if gone else row["value"]))
-            self.ledger.done()
+            self.inbox.done()
             return event.counted
         if isinstance(event, RolledBack):
             assert event.from_seqno == max((r[0] for r in self.rows[event.vbucket]), default=0)
             kept = [row for row in self.rows[event.vbucket] if row[0] <= event.to.seqno]
             self.rows[event.vbucket] = kept
-            self.ledger.note(event)
+            self.inbox.take(Delivery(event))
         elif isinstance(event, StreamOpened):
-            self.ledger.note(event)
+            self.inbox.take(Delivery(event))
         return 0
 
     def documents(self, vbucket: int) -> dict[bytes, bytes]:
@@ -107,15 +111,27 @@ class Wire:
         try:
             request = next(talk)
             while True:
+                assert isinstance(request, Request)
                 self._link.send(self._dialect.encode(request))
                 self._producer.settle()
-                request = talk.send(self._dialect.decode(self._link.receive()))  # type: ignore[arg-type]
+                request = talk.send(self._dialect.decode(self._link.receive()))
         except StopIteration:
             pass
         self._session = ConsumerSession(self._dialect)
         for vbucket, position in self._positions.items():
             self._session.open(vbucket, position)
         self._flush()
+
+    def may_miss_a_purge(self) -> bool:
+        """Whether the reader would ask from 0 again, in a draft that cannot say what it has.
+
+        No message of these drafts tells of a deletion that is purged then. What is under way on
+        a connection may be the first snapshot.
+        """
+        if isinstance(self._dialect, Dcp):
+            return False
+        known = (*self._positions.values(), *self._application.saved().values())
+        return self._link is not None or any(map(_in_first_snapshot, known))
 
     def cut(self) -> None:
         """The connection is lost, with whatever was under way."""
@@ -158,6 +174,14 @@ class Wire:
     def _flush(self) -> None:
         assert self._link is not None
         self._link.send(self._session.data_to_send())
+
+
+def load_saved(text: Any) -> Position:
+    return load_position(text, "vbucket")
+
+
+def _in_first_snapshot(position: Position) -> bool:
+    return position.seqno > 0 and position.last_boundary == 0
 
 
 def documents(producer: MemoryProducer, vbucket: int) -> dict[bytes, bytes]:
@@ -218,7 +242,7 @@ def play(producer: MemoryProducer, dialect: Dialect, schedule: list[tuple[str, i
             application.save()
         elif action == "crash":
             wire.crash()
-        elif action == "purge":
+        elif action == "purge" and not (wire.may_miss_a_purge()):
             producer.purge()
     wire.connect()
     for _ in range(1000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from upriver.consumer import AsyncConsumer, Consumer, Rows
-from upriver.store import Set
+from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 
 
@@ -14,7 +14,11 @@ def source_of(producer: TemporaryProducer) -> str:
 
 
 def fill(producer: TemporaryProducer, keys: range) -> None:
-    producer.bucket.write_many([Set(0, b"\0k%d" % n, b"v") for n in keys])
+    producer.bucket.write_many([SetDocument(0, b"\0k%d" % n, b"v") for n in keys])
+
+
+def seqnos_of(event: Rows) -> list[int]:
+    return [int(one) for one in event.batch.column("seqno").to_numpy()]
 
 
 def read_seqnos(consumer: Consumer, count: int) -> list[int]:
@@ -22,14 +26,14 @@ def read_seqnos(consumer: Consumer, count: int) -> list[int]:
     while len(seqnos) < count:
         event = consumer.poll()
         if isinstance(event, Rows):
-            seqnos += event.batch.column("seqno").to_pylist()
+            seqnos += seqnos_of(event)
     return seqnos
 
 
 def test_what_is_persisted_is_handed_out_to_the_end() -> None:
     with TemporaryProducer(vbuckets=4) as producer:
         for vbucket in range(4):
-            changes = [Set(vbucket, b"\0k%d" % n, b"v") for n in range(100)]
+            changes = [SetDocument(vbucket, b"\0k%d" % n, b"v") for n in range(100)]
             producer.bucket.write_many(changes)
         with Consumer(source_of(producer), end="now", persisted_everywhere=0.01) as consumer:
             assert sorted((c.vbucket, c.seqno) for c in consumer) == [
@@ -45,19 +49,18 @@ def test_what_is_not_persisted_waits() -> None:
             fill(producer, range(10))
             producer.bucket.hold_persisted_seqnos(held=True)
             fill(producer, range(10, 20))
-            options = {"persisted_everywhere": 0.01}
-            async with AsyncConsumer(source_of(producer), **options) as consumer:
+            async with AsyncConsumer(source_of(producer), persisted_everywhere=0.01) as consumer:
                 while len(seen) < 10:
-                    event = await consumer.next_event()
+                    event = await consumer.poll()
                     if isinstance(event, Rows):
-                        seen += event.batch.column("seqno").to_pylist()
+                        seen += seqnos_of(event)
                 assert seen == list(range(1, 11))
                 assert consumer.position().position(0).seqno == 10
                 producer.bucket.hold_persisted_seqnos(held=False)
                 while len(seen) < 20:
-                    event = await consumer.next_event()
+                    event = await consumer.poll()
                     if isinstance(event, Rows):
-                        seen += event.batch.column("seqno").to_pylist()
+                        seen += seqnos_of(event)
         return seen
 
     assert asyncio.run(read()) == list(range(1, 21))
@@ -77,7 +80,7 @@ def test_what_is_lost_before_it_was_safe_is_never_heard_of() -> None:
                 assert consumer.poll(timeout=0.01) is None
             producer.fail_over(0, 10)  # the replica had just what was safe
             producer.bucket.hold_persisted_seqnos(held=False)
-            producer.bucket.write(Set(0, b"\0new", b"v"))
+            producer.bucket.write(SetDocument(0, b"\0new", b"v"))
             seqnos += read_seqnos(consumer, 1)
             assert consumer.status().counts["rollback: diverged"] == 1
     assert seqnos == list(range(1, 12))

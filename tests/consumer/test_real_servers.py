@@ -23,10 +23,11 @@ from consumerkit import (
     streaming,
 )
 
-from upriver.consumer import Consumer, engine
+from upriver.consumer import Consumer
+from upriver.consumer.streaming import engine
 from upriver.errors import BucketNotFound, Status, StatusError
 from upriver.model import Datatype, StreamEndReason, VBucketState
-from upriver.session.events import StateAsked
+from upriver.session.consumer_events import StateAsked
 from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
@@ -95,6 +96,8 @@ def test_every_byte_until_changes_flow() -> None:
         (0x5E, b"set_noop_interval" + b"20"),
         (0x5E, b"connection_buffer_size" + b"16777216"),
         (0x5E, b"enable_expiry_opcode" + b"true"),
+        (0x5E, b"max_marker_version" + b"2.2"),
+        (0x5E, b"flatbuffers_system_events" + b"true"),
         (0xB5, b""),
         (0xBA, b""),
         (0x48, bytes.fromhex("00000001")),
@@ -234,6 +237,11 @@ def test_a_sign_of_life_is_given_before_there_is_a_stream() -> None:
     assert answered.is_set()
 
 
+def slowly(source: str) -> Consumer:
+    """A consumer that does not ask for its streams a second time."""
+    return Consumer(source, noop_interval=0.1, retry_first=PATIENCE, retry_most=PATIENCE)
+
+
 def test_a_connection_without_streams_is_kept_alive_by_the_reader() -> None:
     """Real servers give signs of life only where there is a stream."""
     asked = threading.Event()
@@ -247,9 +255,8 @@ def test_a_connection_without_streams_is_kept_alive_by_the_reader() -> None:
             return True
         return False
 
-    slow = {"retry_first": PATIENCE, "retry_most": PATIENCE}
     with Scripted(script, vbuckets=1) as server:
-        with Consumer(server.source, noop_interval=0.1, **slow) as consumer:
+        with slowly(server.source) as consumer:
             assert asked.wait(PATIENCE)
             assert "connections lost" not in consumer.status().counts
         assert server.connections == 1
@@ -266,10 +273,9 @@ def test_a_connection_without_streams_that_does_not_answer_is_left() -> None:
             greeted.put(talk)
         return isinstance(request, kv.Noop)
 
-    slow = {"retry_first": PATIENCE, "retry_most": PATIENCE}
     with (
         Scripted(script, vbuckets=1) as server,
-        Consumer(server.source, noop_interval=0.1, **slow) as consumer,
+        slowly(server.source) as consumer,
     ):
         greeted.get(timeout=PATIENCE)
         greeted.get(timeout=PATIENCE)  # to ask for the map, because a node was lost

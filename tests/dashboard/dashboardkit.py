@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figures import Document, PipelineFigures, checked
+from upriver.dashboard.figures import Document, PipelineFigures, ServerFigures, checked
 from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
 
@@ -67,6 +67,13 @@ def seen(url: str, wanted: Callable[[Document], bool] = lambda document: True) -
     return eventually(look)
 
 
+def server_of(document: Document) -> ServerFigures:
+    """The server's figures of a document that has them."""
+    server = document["server"]
+    assert server is not None
+    return server
+
+
 @contextmanager
 def watched(
     producer: TemporaryProducer, pipelines: Sequence[Callable[[], PipelineFigures]] = ()
@@ -74,7 +81,7 @@ def watched(
     """The address of a dashboard that has looked at a producer."""
     feed = ProducerFeed(producer.producer)
     with (
-        Collector(feed.look, pipelines, interval=INTERVAL) as collector,
+        Collector(feed.sample, pipelines, interval=INTERVAL) as collector,
         DashboardServer(collector, feed.vbucket, port=0) as page,
     ):
         seen(page.url)

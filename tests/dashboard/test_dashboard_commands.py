@@ -70,7 +70,7 @@ def test_a_server_with_a_page_serves_both_and_stops_cleanly(tmp_path: Path) -> N
         assert figures["buckets"][0]["vbuckets"]["state"] == "a" * 8
         assert ask(url, "/health").status == 200
         # and another process watches it, with a table beside
-        (tmp_path / "orders").mkdir()
+        (tmp_path / "orders" / "_upriver").mkdir(parents=True)
         with started(DASHBOARD, "--port", "0", url, tmp_path / "orders") as watcher:
             there = address(watcher)
             document = seen(there)
@@ -107,10 +107,10 @@ def test_a_port_that_is_taken_ends_the_server_with_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("/nowhere/at/all",), "there is no table at /nowhere/at/all"),
+        (("/nowhere/at/all",), "/nowhere/at/all is not a table of a pipeline"),
         (("http://h:1", "http://h:2"), "one page shows one server"),
         (("ftp://h/x",), "give directories of tables, or http://HOST:PORT"),
-        (("http://",), "is no address of a dashboard"),
+        (("http://",), "is not the URL of a dashboard"),
     ],
 )
 def test_what_cannot_be_watched_is_a_clear_error(words: tuple[str, ...], problem: str) -> None:

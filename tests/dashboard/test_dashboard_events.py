@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from upriver.cli.dashboard_feed import ProducerFeed
-from upriver.dashboard.events import Watch
+from upriver.dashboard.event_detection import EventDetector
 from upriver.dashboard.figures import EventFigures, RollbackFigures
 from upriver.model import VBucketState
 from upriver.testing import TemporaryProducer
@@ -19,13 +19,13 @@ class Watched:
     def __init__(self, producer: TemporaryProducer) -> None:
         self.producer = producer
         self.feed = ProducerFeed(producer.producer)
-        self.watch = Watch()
+        self.watch = EventDetector()
         self.look()
 
     def look(self) -> list[EventFigures]:
         """What has happened since the last look."""
         known = len(self.watch.events)
-        self.watch.see_server(self.feed.look(), now=100.0)
+        self.watch.see_server(self.feed.sample(), now=100.0)
         return list(self.watch.events)[known:]
 
 
@@ -81,8 +81,8 @@ def test_other_states_are_events_by_their_way(watched: Watched) -> None:
 
 def test_readers_that_are_sent_back_are_events_once_and_after_a_restart_again() -> None:
     with TemporaryProducer(vbuckets=2) as producer:
-        figures = ProducerFeed(producer.producer).look()
-    watch = Watch()
+        figures = ProducerFeed(producer.producer).sample()
+    watch = EventDetector()
     sent_back = RollbackFigures(
         id=1, time=7.0, connection="", bucket="default", vbucket=1, seqno=1000
     )
@@ -96,10 +96,10 @@ def test_readers_that_are_sent_back_are_events_once_and_after_a_restart_again() 
     watch.see_server({**figures, "rolled_back": later}, 2.0)
     watch.see_server({**figures, "rolled_back": later}, 3.0)
     (event,) = watch.events
-    assert event["text"] == "mirror was sent back to seqno 1,000"
+    assert event["text"] == "mirror was rolled back to seqno 1,000"
     assert (event["kind"], event["time"], event["vbucket"]) == ("rollback", 7.0, 1)
     watch.see_server(figures, 4.0)  # the server began to count anew
-    assert watch.events[-1]["text"] == "a reader without a name was sent back to seqno 1,000"
+    assert watch.events[-1]["text"] == "a reader without a name was rolled back to seqno 1,000"
 
 
 def test_events_do_not_grow_without_end(watched: Watched) -> None:

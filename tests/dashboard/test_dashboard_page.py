@@ -17,7 +17,7 @@ from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
 from upriver.model import VBucketState
-from upriver.spark.tables.progress import ProgressBook
+from upriver.spark.tables.progress import LocalProgress, ProgressBook
 from upriver.testing import TemporaryProducer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -52,10 +52,14 @@ class Browser:
         )
         self.driver.get(url)
         self.driver.execute_script("localStorage.clear()")
-        self.driver.get_log("browser")
-        self.driver.get_log("performance")
+        self._log("browser")
+        self._log("performance")
         self.driver.get(url)
         self.until("return document.getElementById('status').textContent === 'live'")
+
+    def _log(self, kind: str) -> Any:
+        driver: Any = self.driver  # this method of Selenium has no types
+        return driver.get_log(kind)
 
     def until(self, script: str, *arguments: object) -> Any:
         """What a script returns, as soon as that is something."""
@@ -90,9 +94,9 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the console said, and each request that went elsewhere."""
-        said = [entry["message"] for entry in self.driver.get_log("browser")]
+        said = [entry["message"] for entry in self._log("browser")]
         host = self.run("return location.host")
-        for entry in self.driver.get_log("performance"):
+        for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 address = message["params"]["request"]["url"]
@@ -140,13 +144,13 @@ def url(producer: TemporaryProducer, tmp_path_factory: pytest.TempPathFactory) -
     name = f"table {HOSTILE}"
     with (
         Consumer(producer.source, name=f"reader {HOSTILE}", vbuckets=frozenset(range(128))),
-        watched(producer, [ProgressFile(path, name).look]) as address,
+        watched(producer, [ProgressFile(path, name).sample]) as address,
     ):
         yield address
 
 
 def finish_batch(path: Path, number: int) -> None:
-    ProgressBook(path, "run", None).batch_done(
+    ProgressBook(LocalProgress(path, "run"), None).batch_done(
         advance=0,
         began=time.monotonic(),
         batch=number,
@@ -311,7 +315,7 @@ def test_a_page_of_a_table_alone_shows_no_server(browser: Browser, tmp_path: Pat
     path = tmp_path / "progress.jsonl"
     finish_batch(path, 0)
     with (
-        Collector(None, [ProgressFile(path, "orders").look], interval=0.05) as collector,
+        Collector(None, [ProgressFile(path, "orders").sample], interval=0.05) as collector,
         DashboardServer(collector, port=0) as page,
     ):
         browser.open(page.url)

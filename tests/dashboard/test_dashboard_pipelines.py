@@ -12,10 +12,10 @@ import pytest
 from dashboardkit import ask, eventually
 
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.events import Watch
+from upriver.dashboard.event_detection import EventDetector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
-from upriver.spark.tables.progress import ProgressBook
+from upriver.spark.tables.progress import LocalProgress, ProgressBook
 
 
 @pytest.fixture
@@ -30,43 +30,43 @@ def batch(book: ProgressBook, number: int, **other: Any) -> None:
 
 
 def test_a_pipeline_that_has_not_begun_has_no_batch(path: Path) -> None:
-    figures = ProgressFile(path, "orders").look()
+    figures = ProgressFile(path, "orders").sample()
     assert (figures["name"], figures["batches"], figures["recent"]) == ("orders", 0, [])
 
 
 def test_batches_are_counted_as_they_come(path: Path) -> None:
-    book, file = ProgressBook(path, "run", None), ProgressFile(path, "orders")
+    book, file = ProgressBook(LocalProgress(path, "run"), None), ProgressFile(path, "orders")
     batch(book, 0)
     batch(book, 1, rows=5, rollbacks=2, dead_letters=1, lag=None, delay=None)
-    figures = file.look()
+    figures = file.sample()
     assert (figures["batches"], figures["rows"]) == (2, 15)
     assert (figures["rollbacks"], figures["dead_letters"]) == (2, 1)
     assert [one["lag"] for one in figures["recent"]] == [3, None]
-    assert file.look() == figures
+    assert file.sample() == figures
     batch(book, 2)
-    assert file.look()["batches"] == 3
+    assert file.sample()["batches"] == 3
 
 
 def test_only_the_newest_batches_are_shown(path: Path) -> None:
-    book, file = ProgressBook(path, "run", None), ProgressFile(path, "orders")
+    book, file = ProgressBook(LocalProgress(path, "run"), None), ProgressFile(path, "orders")
     for number in range(100):
         batch(book, number)
-    figures = file.look()
+    figures = file.sample()
     assert figures["batches"] == 100
     assert [one["batch"] for one in figures["recent"]] == list(range(40, 100))
 
 
 def test_a_file_that_was_made_shorter_counts_nothing_twice(path: Path) -> None:
-    book, file = ProgressBook(path, "run", None), ProgressFile(path, "orders")
+    book, file = ProgressBook(LocalProgress(path, "run"), None), ProgressFile(path, "orders")
     for number in range(6):
         batch(book, number)
-    file.look()
+    file.sample()
     lines = path.read_text().splitlines(keepends=True)
     draft = path.with_suffix(".new")
     draft.write_text("".join(lines[3:]))
     os.replace(draft, path)
     batch(book, 6)
-    figures = file.look()
+    figures = file.sample()
     assert figures["batches"] == 7
     assert [one["batch"] for one in figures["recent"]] == list(range(7))
 
@@ -74,36 +74,37 @@ def test_a_file_that_was_made_shorter_counts_nothing_twice(path: Path) -> None:
 def test_a_line_that_is_half_written_waits_and_one_that_is_damaged_is_left_out(
     path: Path,
 ) -> None:
-    book, file = ProgressBook(path, "run", None), ProgressFile(path, "orders")
+    book, file = ProgressBook(LocalProgress(path, "run"), None), ProgressFile(path, "orders")
     batch(book, 0)
     line = path.read_bytes()
     later = json.dumps({**json.loads(line), "time": time.time() + 1, "batch": 1}).encode() + b"\n"
     with open(path, "ab") as end:
         end.write(b"\xff\xfe\n{}\n[1]\n" + b"[" * 100_000 + b"\n" + later[:20])
-    assert file.look()["batches"] == 1
+    assert file.sample()["batches"] == 1
     with open(path, "ab") as end:
         end.write(later[20:])
-    assert file.look()["batches"] == 2
+    assert file.sample()["batches"] == 2
 
 
 def test_a_batch_that_followed_a_rollback_is_an_event(path: Path) -> None:
-    book, file, watch = ProgressBook(path, "run", None), ProgressFile(path, "orders"), Watch()
+    book, file = ProgressBook(LocalProgress(path, "run"), None), ProgressFile(path, "orders")
+    watch = EventDetector()
     batch(book, 0, rollbacks=1)
-    watch.see_pipeline(file.look())
+    watch.see_pipeline(file.sample())
     assert not watch.events  # it was there before
     batch(book, 1)
     batch(book, 2, rollbacks=3)
-    watch.see_pipeline(file.look())
-    watch.see_pipeline(file.look())
+    watch.see_pipeline(file.sample())
+    watch.see_pipeline(file.sample())
     (event,) = watch.events
-    assert event["text"] == "orders: batch 2 followed 3 rollbacks"
+    assert event["text"] == "orders: batch 2 had 3 rollbacks"
 
 
 def test_a_page_of_pipelines_alone_has_their_metrics(path: Path) -> None:
-    book = ProgressBook(path, "run", None)
+    book = ProgressBook(LocalProgress(path, "run"), None)
     batch(book, 0, rows=7)
     with (
-        Collector(None, [ProgressFile(path, "orders").look], interval=0.05) as collector,
+        Collector(None, [ProgressFile(path, "orders").sample], interval=0.05) as collector,
         DashboardServer(collector, port=0) as page,
     ):
         eventually(lambda: collector.latest.document["pipelines"])

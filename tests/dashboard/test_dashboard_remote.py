@@ -28,7 +28,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
         with watched(producer) as there:
             server = RemoteServer(there)
             with (
-                Collector(server.look, interval=0.05) as collector,
+                Collector(server.sample, interval=0.05) as collector,
                 DashboardServer(collector, server.vbucket, port=0) as page,
             ):
                 assert seen(page.url)["changes"] == {"default": 0}
@@ -42,7 +42,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
                 assert ask(page.url, "/vbucket.json?bucket=other&vbucket=5").status == 502
         # the other has gone: what was seen last stays, with what is wrong now
         with (
-            Collector(server.look, interval=0.05) as collector,
+            Collector(server.sample, interval=0.05) as collector,
             DashboardServer(collector, server.vbucket, port=0) as page,
         ):
             eventually(lambda: "cannot be reached" in str(collector.latest.document["problem"]))
@@ -51,7 +51,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:99999", "http://[::1", "x"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address of a dashboard"):
+    with pytest.raises(ConfigError, match="is not the URL of a dashboard"):
         RemoteServer(url)
 
 
@@ -82,20 +82,20 @@ def answering(status: int, body: bytes) -> Iterator[RemoteServer]:
     ("status", "body", "problem"),
     [
         (500, b"", "answers with status 500"),
-        (200, b"<html>", "no JSON"),
-        (200, b"[" * 200_000, "no JSON"),
-        (200, b"[]", "no figures that this version understands"),
-        (200, b'{"format": 2}', "no figures that this version understands"),
-        (200, b'{"format": 1, "server": null}', "shows no server"),
+        (200, b"<html>", "does not answer with JSON"),
+        (200, b"[" * 200_000, "does not answer with JSON"),
+        (200, b"[]", "figures of another version"),
+        (200, b'{"format": 2}', "figures of another version"),
+        (200, b'{"format": 1, "server": null}', "dashboard without a server"),
         (200, b'{"format": 1, "server": {}}', "cannot be used: ServerFigures has no"),
-        (200, b'{"format": 1, "server": []}', "cannot be used: ServerFigures is no object"),
+        (200, b'{"format": 1, "server": []}', "cannot be used: ServerFigures is not an object"),
     ],
 )
 def test_answers_that_are_no_figures_are_clear_errors(
     status: int, body: bytes, problem: str
 ) -> None:
     with answering(status, body) as server, pytest.raises(UpriverError, match=problem):
-        server.look()
+        server.sample()
 
 
 ANY_JSON = st.recursive(

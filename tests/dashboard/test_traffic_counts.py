@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dashboardkit import ask, seen, watched
+from dashboardkit import ask, seen, server_of, watched
 from talk import Talk
 
 from upriver.consumer import Consumer
-from upriver.consumer.source import Source
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import Status
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
@@ -21,7 +21,7 @@ def test_reads_are_counted_and_writes_are_not_among_them() -> None:
                 assert talk.ask(kv.Get(key=b"k", vbucket=1)).status is Status.SUCCESS
             assert talk.ask(kv.Get(key=b"none", vbucket=1)).status is Status.NOT_FOUND
         assert producer.producer.traffic.reads == 4
-        document = seen(url, lambda document: (document["server"] or {})["reads"] == 4)
+        document = seen(url, lambda document: server_of(document)["reads"] == 4)
         assert document["changes"] == {"default": 1}
         assert b"upriver_reads_total 4.0\n" in ask(url, "/metrics").body
 
@@ -58,7 +58,7 @@ def test_a_reader_that_is_sent_back_is_counted_and_an_event() -> None:
             url, lambda document: any(one["kind"] == "rollback" for one in document["events"])
         )
         (event,) = (one for one in document["events"] if one["kind"] == "rollback")
-        assert "was sent back to seqno 4" in event["text"]
+        assert "was rolled back to seqno 4" in event["text"]
         assert event["vbucket"] == 2
         assert document["server"] is not None
         assert document["server"]["rollbacks"] == 1

@@ -72,6 +72,8 @@ class Follower:
                 branch = message.failover_log[0].vbuuid
                 assert self.branches.setdefault(message.opaque, branch) == branch
             case m.SnapshotMarker():
+                assert message.start is not None
+                assert message.end is not None
                 self._pending[message.vbucket] = Snapshot(message.start, message.end)
             case m.Mutation() | m.Deletion():
                 self._changed(message)

@@ -7,15 +7,16 @@ travel. Nothing waits: writes are committed at once, and the clock moves only wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from upriver.errors import Status, StoreRefusal
-from upriver.producer.client import Client
-from upriver.producer.keyvalue import Answer, Blocking, KeyValue, Later, Now, Responses
+from upriver.producer.connections.client_info import ClientInfo
+from upriver.producer.keyvalue import Answer, Blocking, KeyValue, Later, Now, Responses, Several
+from upriver.producer.keyvalue.durability import CopyNames
 from upriver.store import Bucket, BucketSettings, Store
 from upriver.wire import kv
 from upriver.wire.dialects.dcp import Dcp
@@ -44,22 +45,31 @@ class Node:
     seconds: float = 1_700_000_000.0
     persistence: list[bool] = field(default_factory=list)
     resets: int = 0
+    topology: CopyNames | None = None
 
     def now(self) -> float:
         return self.seconds
 
+    def may_flush(self, bucket: Bucket) -> bool:
+        return self.flush_allowed
+
     def wall(self) -> int:
         return int(self.seconds * 1_000_000_000)
 
-    def cluster_map(self, client: Client) -> bytes:
+    def cluster_map(self, client: ClientInfo) -> bytes:
         return b'{"rev":7}'
 
-    def statistics(self, client: Client, group: str, argument: str) -> Mapping[str, str] | None:
-        known = {"": {"uptime": "5"}, "dcp": {"ep_dcp_count": "1"}}
-        return {"status": "backfilling"} if group == "dcp-vbtakeover" else known.get(group)
+    def statistics(
+        self, client: ClientInfo, group: str, argument: str
+    ) -> Iterable[tuple[str, str]] | None:
+        known = {"": [("uptime", "5")], "dcp": [("ep_dcp_count", "1")]}
+        return [("status", "backfilling")] if group == "dcp-vbtakeover" else known.get(group)
 
-    def reset_statistics(self, client: Client) -> None:
+    def reset_statistics(self, client: ClientInfo) -> None:
         self.resets += 1
+
+    def set_topology(self, bucket: Bucket, vbucket: int, copies: CopyNames | None) -> None:
+        self.topology = copies
 
     def set_persistence(self, bucket: Bucket, *, running: bool) -> None:
         if running in self.persistence[-1:]:
@@ -74,11 +84,11 @@ class Desk:
         self.bucket = bucket
         self.node = node
         self.keyvalue = KeyValue(node)
-        self.client = Client(peer="test")
+        self.client = ClientInfo(peer="test")
         self.negotiate(MODERN)
 
     def negotiate(self, features: frozenset[Feature]) -> None:
-        self.client = Client(peer="test", features=features, bucket=self.bucket)
+        self.client = ClientInfo(peer="test", features=features, bucket=self.bucket)
         self.dialect = Dcp(collections=Feature.COLLECTIONS in features)
         self.collection = 0 if self.dialect.collections else None
 
@@ -93,6 +103,8 @@ class Desk:
     def run(self, answer: Answer) -> Responses:
         if isinstance(answer, Now):
             return answer.responses
+        if isinstance(answer, Several):
+            return tuple(response for step in answer.steps for response in step)
         if isinstance(answer, Blocking):
             return answer.call()
         if isinstance(answer, Later):

@@ -15,8 +15,8 @@ import trustme
 from talk import PATIENCE, Talk
 
 from upriver.errors import Status
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import MIN_ITERATIONS, Grant, Role, Users
+from upriver.producer.bootstrap.users import MIN_ITERATIONS, Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
 from upriver.wire import kv
 
 #: The password of every user of `users_file`.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
 
-from upriver.consumer.source import Source
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -20,12 +20,67 @@ from upriver.wire.names import Feature, OpenFlag
 PATIENCE = 60.0
 
 
+_HEADER = struct.Struct(
+    ">"
+    "B"  # magic
+    "B"  # opcode
+    "H"  # key length
+    "B"  # extras length
+    "B"  # datatype
+    "H"  # vbucket of a request, status of an answer
+    "I"  # total body length
+    "I"  # opaque
+    "Q"  # cas
+)
+
+
+class RawAnswer(NamedTuple):
+    """An answer as it lies on the wire."""
+
+    opcode: int
+    status: int
+    opaque: int
+    cas: int
+    datatype: int
+    extras: bytes
+    key: bytes
+    value: bytes
+
+
+def request_bytes(
+    opcode: int,
+    key: bytes = b"",
+    value: bytes = b"",
+    extras: bytes = b"",
+    *,
+    cas: int = 0,
+    vbucket: int = 0,
+    datatype: int = 0,
+    opaque: int = 0,
+    frames: bytes = b"",
+) -> bytes:
+    """A request as a client of any make could send it, whether our codec would or not."""
+    size = len(frames) + len(extras) + len(key) + len(value)
+    magic, key_length = (0x08, len(frames) << 8 | len(key)) if frames else (0x80, len(key))
+    head = _HEADER.pack(
+        magic, opcode, key_length, len(extras), datatype, vbucket, size, opaque, cas
+    )
+    return head + frames + extras + key + value
+
+
+class Listening(Protocol):
+    """Whatever can be connected to."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
 class Talk:
     """One socket and the dialect that is spoken on it."""
 
-    def __init__(
-        self, producer: TemporaryProducer | Source, dialect: Dialect | None = None
-    ) -> None:
+    def __init__(self, producer: Listening, dialect: Dialect | None = None) -> None:
         self.dialect = dialect or Dcp()
         self.socket = socket.create_connection((producer.host, producer.port), timeout=PATIENCE)
         self._framer = Framer()
@@ -56,7 +111,36 @@ class Talk:
         assert answer.opaque == self._opaque, answer
         return answer
 
+    def ask_raw(self, opcode: int, *parts: bytes, **fields: Any) -> RawAnswer:
+        """Sends bytes that need not be a request our codec knows; see `request_bytes`."""
+        self.socket.sendall(request_bytes(opcode, *parts, **fields))
+        return self.read_raw()
+
+    def statistics(self, group: str = "") -> dict[str, str]:
+        """What the server tells of a group."""
+        self.socket.sendall(request_bytes(0x10, group.encode()))
+        told = {}
+        while (answer := self.read_raw()).key:
+            told[answer.key.decode()] = answer.value.decode()
+        assert answer.status == 0, answer
+        return told
+
     # ---- reading -------------------------------------------------------------------------
+
+    def read_raw(self) -> RawAnswer:
+        raw = self.packet()
+        _, opcode, key, extras, datatype, status, _, opaque, cas = _HEADER.unpack_from(raw)
+        key_at = _HEADER.size + extras
+        return RawAnswer(
+            opcode,
+            status,
+            opaque,
+            cas,
+            datatype,
+            raw[_HEADER.size : key_at],
+            raw[key_at : key_at + key],
+            raw[key_at + key :],
+        )
 
     def packet(self) -> bytes:
         while not self._received:

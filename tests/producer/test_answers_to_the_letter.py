@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from talk import Talk, everything
 
 from upriver.errors import Status
 from upriver.model import NO_END, Datatype, Op, StreamEndReason, VBucketState
-from upriver.store import Delete, Set, WithMeta
+from upriver.store import DeleteDocument, SetDocument, WithMeta
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv, values
 from upriver.wire import messages as m
@@ -23,7 +24,7 @@ from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
 @pytest.fixture
 def producer() -> Iterator[TemporaryProducer]:
     with TemporaryProducer(vbuckets=2) as producer:
-        producer.bucket.write(Set(1, b"\0first", b"v"))
+        producer.bucket.write(SetDocument(1, b"\0first", b"v"))
         yield producer
 
 
@@ -155,8 +156,8 @@ def test_what_is_left_of_a_deletion(producer: TemporaryProducer, compressed: boo
 def test_a_snapshot_without_its_deletions_ends_at_what_is_sent(
     producer: TemporaryProducer,
 ) -> None:
-    producer.bucket.write(Set(1, b"\0second", b"v"))
-    producer.bucket.write(Delete(1, b"\0first"))
+    producer.bucket.write(SetDocument(1, b"\0second", b"v"))
+    producer.bucket.write(DeleteDocument(1, b"\0first"))
     with opened(producer, OpenFlag.PRODUCER | OpenFlag.SKIP_DELETES_IN_BACKFILL) as talk:
         talk.send(request())
         marker, change = talk.read_until(m.Mutation)[-2:]
@@ -204,3 +205,21 @@ def test_a_map_that_the_client_never_had_is_sent(producer: TemporaryProducer) ->
         talk.ask(kv.SelectBucket(bucket="default"))
         assert json.loads(talk.ask(known).value)["name"] == "default"
         assert talk.ask(known).value == b""
+
+
+@pytest.mark.parametrize("extras", [b"\x02", b"\0\0\0\x02"])
+def test_states_of_vbuckets_have_one_byte_or_four(
+    producer: TemporaryProducer, extras: bytes
+) -> None:
+    """Releases 3 and 4, and their tools, send four."""
+    head = struct.pack(">BBHBBHIIQ", 0x80, 0x3D, 0, len(extras), 0, 1, len(extras), 9, 0)
+    with Talk(producer) as talk:
+        talk.socket.sendall(head + extras)
+        assert talk.read().status is Status.SUCCESS
+    assert producer.bucket.state(1) is VBucketState.REPLICA
+    producer.bucket.set_state(1, VBucketState.ACTIVE)
+
+
+def test_there_is_no_error_map_of_version_0(producer: TemporaryProducer) -> None:
+    with Talk(producer) as talk:
+        assert talk.ask(kv.GetErrorMap(version=0)).status is Status.NOT_FOUND

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.producer.cluster_config import (
+from upriver.producer.bootstrap.cluster_config import (
     CAPABILITIES,
-    ClusterMap,
+    ClusterConfig,
     NodeAddress,
     bucket_json,
     cluster_json,
 )
 
 HERE = NodeAddress("127.0.0.1", 11210)
-ONE = ClusterMap(rev=1, nodes=(HERE,), rows=((0,),) * 64)
-THREE = ClusterMap(
+ONE = ClusterConfig(rev=1, nodes=(HERE,), rows=((0,),) * 64)
+THREE = ClusterConfig(
     rev=7,
     epoch=2,
     nodes=(
@@ -33,7 +33,7 @@ THREE = ClusterMap(
 )
 
 
-def bucket(cluster_map: ClusterMap, **options: Any) -> dict[str, Any]:
+def bucket(cluster_map: ClusterConfig, **options: Any) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(bucket_json(cluster_map, "default", **options))
     return loaded
 
@@ -86,14 +86,16 @@ def test_only_what_is_served_is_listed() -> None:
 
 
 def test_a_server_with_nothing_but_tls() -> None:
-    document = bucket(ClusterMap(rev=1, nodes=(NodeAddress("h", None, tls_port=7),), rows=((0,),)))
+    document = bucket(
+        ClusterConfig(rev=1, nodes=(NodeAddress("h", None, tls_port=7),), rows=((0,),))
+    )
     assert document["nodesExt"][0]["services"] == {"kvSSL": 7}
     assert document["vBucketServerMap"]["serverList"] == ["h:0"]
     assert document["nodes"] == [{"hostname": "h:7", "ports": {"direct": 0}, "thisNode": True}]
 
 
 def test_a_node_that_listens_everywhere_leaves_its_address_to_the_client() -> None:
-    document = bucket(ClusterMap(rev=1, nodes=(NodeAddress("", 11210),), rows=((0,),)))
+    document = bucket(ClusterConfig(rev=1, nodes=(NodeAddress("", 11210),), rows=((0,),)))
     assert document["nodesExt"] == [{"services": {"kv": 11210}, "thisNode": True}]
     assert document["vBucketServerMap"]["serverList"] == ["$HOST:11210"]
 
@@ -101,7 +103,7 @@ def test_a_node_that_listens_everywhere_leaves_its_address_to_the_client() -> No
 def test_without_a_bucket_there_are_only_nodes() -> None:
     document = json.loads(cluster_json(THREE))
     assert document == {name: bucket(THREE)[name] for name in ("rev", "revEpoch", "nodesExt")}
-    assert json.loads(cluster_json(ClusterMap(rev=1, nodes=(HERE,))))["rev"] == 1
+    assert json.loads(cluster_json(ClusterConfig(rev=1, nodes=(HERE,))))["rev"] == 1
 
 
 def test_the_texts_that_java_dcp_client_looks_for() -> None:
@@ -122,18 +124,10 @@ def test_what_belongs_to_the_bucket() -> None:
 
 def test_a_document_is_made_once_for_a_version() -> None:
     first = bucket_json(ONE, "default")
-    assert bucket_json(ClusterMap(rev=1, nodes=(HERE,), rows=((0,),) * 64), "default") is first
-    assert bucket_json(ClusterMap(rev=2, nodes=(HERE,), rows=((0,),) * 64), "default") != first
+    assert bucket_json(ClusterConfig(rev=1, nodes=(HERE,), rows=((0,),) * 64), "default") is first
+    assert bucket_json(ClusterConfig(rev=2, nodes=(HERE,), rows=((0,),) * 64), "default") != first
     assert bucket_json(ONE, "default", manifest_uid=1) != first
     assert bucket_json(ONE, "other") != first
-
-
-@pytest.mark.parametrize(
-    ("epoch", "rev", "newer"),
-    [(2, 7, False), (2, 8, False), (3, 1, False), (2, 6, True), (1, 99, True), (0, 0, True)],
-)
-def test_a_map_is_newer_by_epoch_and_then_by_rev(epoch: int, rev: int, newer: bool) -> None:
-    assert THREE.is_newer(epoch, rev) is newer
 
 
 @pytest.mark.parametrize(
@@ -154,11 +148,11 @@ def test_a_map_is_newer_by_epoch_and_then_by_rev(epoch: int, rev: int, newer: bo
 def test_maps_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {"rev": 1, "nodes": (HERE,), "rows": ((0,),)}
     with pytest.raises(ConfigError, match=message):
-        ClusterMap(**right | wrong)
+        ClusterConfig(**right | wrong)
 
 
 def test_a_bucket_without_vbuckets_and_a_node_without_ports() -> None:
     with pytest.raises(ConfigError, match="no vbuckets"):
-        bucket_json(ClusterMap(rev=1, nodes=(HERE,)), "default")
+        bucket_json(ClusterConfig(rev=1, nodes=(HERE,)), "default")
     with pytest.raises(ConfigError, match="no port"):
         NodeAddress("127.0.0.1", None)

@@ -1,4 +1,4 @@
-"""The cluster map over HTTP, on real sockets."""
+"""How the management port reads requests, knows users and streams maps, on real sockets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,57 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
-from upriver.producer import http
-from upriver.producer.http import MAX_HEAD, ConfigServer
-from upriver.producer.users import MIN_ITERATIONS, Grant, Role, Users
+from upriver.producer.bootstrap import http
+from upriver.producer.bootstrap.http import HttpServer
+from upriver.producer.bootstrap.http_messages import (
+    MAX_BODY,
+    MAX_HEAD,
+    HttpRefusal,
+    HttpRequest,
+    HttpResponse,
+)
+from upriver.producer.bootstrap.users import MIN_ITERATIONS, Grant, Role, Users
 
 ANYBODY = Users.unrestricted()
 LAST_CHUNK = b"0\r\n\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Maps:
+    """An API of nothing but maps, which a test can change."""
+
+    def __init__(self, users: Users) -> None:
+        self.users = users
+        self.maps = {"default": b'{"rev":1}'}
+
+    def terse_map(self, bucket: str, user: str | None) -> bytes:
+        if not self.users.roles(user, bucket):
+            raise HttpRefusal(HTTPStatus.FORBIDDEN, "no role")
+        if bucket not in self.maps:
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "no bucket")
+        return self.maps[bucket]
+
+    def answer(self, request: HttpRequest, user: str | None) -> HttpResponse:
+        if request.path == ("fault",):
+            raise ZeroDivisionError
+        if request.path == ("echo",):
+            return HttpResponse(HTTPStatus.OK, json.dumps(request.form()).encode())
+        if request.path[:-1] == ("pools", "default", "b"):
+            return HttpResponse(HTTPStatus.OK, self.terse_map(request.path[-1], user))
+        if request.path in (("",), ("pools",)):
+            return HttpResponse(HTTPStatus.OK, b"{}")
+        raise HttpRefusal(HTTPStatus.NOT_FOUND, "nothing here")
 
 
 class Site:
     """A server with buckets that a test can change."""
 
-    def __init__(self, server: ConfigServer, port: int, maps: dict[str, bytes]) -> None:
+    def __init__(self, server: HttpServer, port: int, maps: dict[str, bytes]) -> None:
         self.server = server
         self.port = port
         self.maps = maps
@@ -93,12 +128,12 @@ def serve(
     """Runs a scenario against a server with the bucket "default"."""
 
     async def main() -> None:
-        maps = {"default": b'{"rev":1}'}
-        server = ConfigServer(users, maps.get, refusal_delay=0, **options)
+        api = Maps(users)
+        server = HttpServer(users, api, refusal_delay=0, **options)
         _, port = await server.start("127.0.0.1", 0)
         try:
             async with asyncio.timeout(20):
-                await scenario(Site(server, port, maps))
+                await scenario(Site(server, port, api.maps))
         finally:
             await server.close()
 
@@ -120,7 +155,6 @@ def users() -> Users:
     "path",
     [
         "/pools/default/b/default",
-        "/pools/default/buckets/default",
         "/pools/default/b/default?nodeUUID=1",
         "/pools/default/b/%64efault",
     ],
@@ -148,14 +182,44 @@ def test_a_client_from_elsewhere_understands() -> None:
     serve(scenario)
 
 
-def test_what_shows_that_the_port_is_alive() -> None:
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"e\r\nname=s1&maxTTL\r\n3\r\n=10\r\n0\r\n\r\n",  # as Go sends a form of unknown length
+        b"0011;x=y\r\nname=s1&maxTTL=10\r\n0\r\nTrailer: t\r\n\r\n",
+    ],
+)
+def test_a_form_in_chunks(chunks: bytes) -> None:
     async def scenario(site: Site) -> None:
-        assert (await site.get("/"))[0] == 200
-        status, _, body = await site.get("/pools")
-        assert status == 200
-        assert json.loads(body)["pools"] == [{"name": "default", "uri": "/pools/default"}]
+        status, _, body = await site.say(CHUNKED + chunks)
+        assert (status, json.loads(body)) == (200, {"name": "s1", "maxTTL": "10"})
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"])
+def test_a_form(expect: str) -> None:
+    async def scenario(site: Site) -> None:
+        body = b"name=a%20b&other="
+        head = f"POST /echo HTTP/1.1\r\n{expect}Content-Length: {len(body)}\r\n\r\n"
+        reader, writer = await site.connect()
+        writer.write(head.encode())
+        if expect:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        answer = await reader.read()
+        writer.close()
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"name": "a b", "other": ""}
+
+    serve(scenario)
+
+
+def test_a_fault_of_the_server_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(site: Site) -> None:
+        assert (await site.get("/fault"))[0] == 500
+
+    serve(scenario)
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -167,8 +231,21 @@ def test_what_shows_that_the_port_is_alive() -> None:
         (b"GET /pools/default/b/..%2fdefault HTTP/1.1\r\n\r\n", 404),
         (b"GET /pools/default/bs/other HTTP/1.1\r\n\r\n", 404),
         (b"GET /elsewhere HTTP/1.1\r\n\r\n", 404),
-        (b"POST /pools/default/b/default HTTP/1.1\r\n\r\n", 405),
         (b"HEAD / HTTP/1.1\r\n\r\n", 405),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\na=\xff", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), 413),
+        (CHUNKED + b"x\r\na=1\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"-3\r\na=1\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"2\r\na=1\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"%x\r\n" % (MAX_BODY + 1), 413),
+        (CHUNKED + b"1\r\na\r\n" * MAX_BODY + b"1\r\na\r\n", 413),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * MAX_BODY, 413),
+        (CHUNKED + b"0" * (MAX_HEAD * 2), 400),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n"), 400),
         (b"GET / HTTP/1.0\r\n\r\n", 505),
         (b"GET /\r\n\r\n", 400),
         (b"GET pools HTTP/1.1\r\n\r\n", 400),
@@ -185,7 +262,7 @@ def test_requests_that_are_refused(request_bytes: bytes, status: int) -> None:
         answered, headers, body = await site.say(request_bytes)
         assert answered == status
         assert json.loads(body)["error"]
-        assert headers.get("Allow") == ("GET" if status == 405 else None)
+        assert ("Allow" in headers) is (status == 405)
 
     serve(scenario)
 
@@ -306,7 +383,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
     async def scenario(site: Site) -> None:
         length = 4 * 1024 * 1024
         head = f"POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
-        assert (await site.say(head.encode() + b"x" * length))[0] == 405
+        assert (await site.say(head.encode() + b"x" * length))[0] == 413
 
     serve(scenario)
 
@@ -331,7 +408,7 @@ def test_a_request_that_is_cut_is_nobodys_trouble(caplog: pytest.LogCaptureFixtu
     [
         (basic("ann", "secret"), 200),
         (basic("ann", "secret").replace("Basic", "bAsIc"), 200),
-        (basic("bob", "other"), 404),  # who has no role here
+        (basic("bob", "other"), 403),  # who has no role here
         (basic("ann", "other"), 401),
         (basic("nobody", "secret"), 401),
         (basic("", ""), 401),
@@ -349,12 +426,31 @@ def test_where_there_are_users_each_request_says_whose_it_is(
 ) -> None:
     async def scenario(site: Site) -> None:
         answered, headers, _ = await site.get(path, header)
-        assert answered == (200 if path == "/pools" and status == 404 else status)
+        assert answered == (200 if path == "/pools" and status == 403 else status)
         assert headers.get("WWW-Authenticate") == (
             'Basic realm="upriver"' if status == 401 else None
         )
 
     serve(scenario, users)
+
+
+def test_passwords_are_not_taken_where_the_network_reads_along(users: Users) -> None:
+    async def scenario(site: Site) -> None:
+        status, _, body = await site.get("/pools", basic("ann", "secret"))
+        assert (status, "--plain-without-tls" in body.decode()) == (403, True)
+        assert (await site.get("/pools"))[0] == 401
+
+    serve(scenario, users, takes_passwords=False)
+
+
+@pytest.mark.parametrize("header", ["Origin: http://evil.example", "Sec-Fetch-Site: cross-site"])
+def test_pages_in_a_browser_change_nothing(header: str) -> None:
+    async def scenario(site: Site) -> None:
+        request = f"POST /echo HTTP/1.1\r\n{header}\r\nContent-Length: 3\r\n\r\na=b"
+        status, _, body = await site.say(request.encode())
+        assert (status, "Origin" in body.decode()) == (403, True)
+
+    serve(scenario)
 
 
 def test_a_failure_is_logged_without_the_password(

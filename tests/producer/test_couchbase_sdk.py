@@ -15,8 +15,8 @@ from serverkit import SECRET, Certificates, users_file
 from talk import Talk, everything
 
 from upriver.model import NO_END, Datatype
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import DEVELOPMENT_PASSWORD, Role
+from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD, Role
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 
@@ -202,11 +202,9 @@ def test_a_touched_document_lives_on_and_then_expires(
             documents.get("fleeting")
         producer.bucket.compact()
         changes = [x for x in talk.read_until(m.Expiration) if not isinstance(x, m.SnapshotMarker)]
-    assert [(type(x), x.key) for x in changes] == [
-        (m.Mutation, b"fleeting"),
-        (m.Mutation, b"fleeting"),
-        (m.Expiration, b"fleeting"),
-    ]
+    kinds: list[type[m.Message]] = [m.Mutation, m.Mutation, m.Expiration]
+    assert [type(x) for x in changes] == kinds
+    assert {x.key for x in changes} == {b"fleeting"}
 
 
 def test_a_document_is_read_with_its_expiry(documents: Collection, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from upriver.errors import Status
-from upriver.producer.error_map import ERRORS, error_map
+from upriver.producer.bootstrap.error_map import ERRORS, error_map
 from upriver.wire.numbers import STATUSES
 
 #: Every attribute that clients know.

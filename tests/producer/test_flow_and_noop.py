@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from talk import Talk, everything
 
 from upriver.errors import Status
 from upriver.model import NO_END
-from upriver.producer.settings import ServerSettings
-from upriver.store import Set
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -22,7 +23,9 @@ DOCUMENTS = 50
 @pytest.fixture
 def producer() -> Iterator[TemporaryProducer]:
     with TemporaryProducer(vbuckets=2, settings=ServerSettings(idle_timeout=0.3)) as producer:
-        producer.bucket.write_many([Set(0, b"\0key%02d" % n, b"v" * 100) for n in range(DOCUMENTS)])
+        producer.bucket.write_many(
+            [SetDocument(0, b"\0key%02d" % n, b"v" * 100) for n in range(DOCUMENTS)]
+        )
         yield producer
 
 
@@ -37,7 +40,7 @@ def streaming(producer: TemporaryProducer, window: int) -> Talk:
 def drain(talk: Talk) -> list[bytes]:
     """Every packet of the stream that is under way; a question at the end shows where it stops."""
     talk.send(kv.Noop(opaque=4711))
-    packets = []
+    packets: list[Any] = []
     while True:
         packet = talk.packet()
         message = talk.dialect.decode(packet)
@@ -118,7 +121,9 @@ def test_an_answer_to_a_noop_that_was_never_asked_ends_the_connection(
 
 
 def test_a_stalled_reader_holds_no_memory_and_others_go_on(producer: TemporaryProducer) -> None:
-    producer.bucket.write_many([Set(1, b"\0big%03d" % n, b"x" * 100_000) for n in range(200)])
+    producer.bucket.write_many(
+        [SetDocument(1, b"\0big%03d" % n, b"x" * 100_000) for n in range(200)]
+    )
     with everything(producer, "stalled") as stalled, everything(producer, "lively") as lively:
         stalled.send(m.StreamRequest(vbucket=1, start=0, end=NO_END, opaque=1))
         lively.send(m.StreamRequest(vbucket=1, start=0, end=200, opaque=1))

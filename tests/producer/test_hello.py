@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.producer.hello import RULES, ServerFeatures, When, accept
+from upriver.producer.bootstrap.hello import RULES, ServerFeatures, When, accept
 from upriver.wire.names import Feature
 from upriver.wire.numbers import FEATURES
 
@@ -27,7 +27,7 @@ def accepted(numbers: str, server: ServerFeatures = SERVER) -> str:
     [
         pytest.param(
             "03 06 07 08 0b 0c 10 0f 11 15 12 17 14 1c 21 0e 0d 1e 0a 04",
-            "03 06 07 08 0b 0c 10 12 14 0d 0a 04",
+            "03 06 07 08 0b 0c 10 15 12 17 14 1c 0d 0a 04",
             id="the Python SDK",
         ),
         pytest.param("06 07 08 0c 0d", "06 07 08 0c 0d", id="java-dcp-client"),

@@ -63,7 +63,7 @@ class Writer:
                 self._under_way.clear()
 
     def _more(self) -> list[kv.Set]:
-        batch = []
+        batch: list[Any] = []
         while len(self._under_way) + len(batch) < PIPELINED:
             self._number += 1
             name, vbucket = self._draw.randrange(NAMES), self._draw.randrange(VBUCKETS)

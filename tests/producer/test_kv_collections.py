@@ -13,7 +13,7 @@ from kvkit import Desk, open_desk
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import kv
-from upriver.wire.names import Feature
+from upriver.wire.names import Command, Feature
 
 DEFAULT = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
 
@@ -54,7 +54,7 @@ def test_a_key_lives_in_its_collection(desk: Desk) -> None:
         (kv.Get, {}),
         (kv.Set, {}),
         (kv.GetMeta, {}),
-        (kv.SubdocMultiMutation, {"paths": (kv.SubdocPath(command="set", value=b"1"),)}),
+        (kv.SubdocMultiMutation, {"paths": (kv.SubdocPath(command=Command.SET, value=b"1"),)}),
         (kv.Delete, {"quiet": True}),
     ],
 )

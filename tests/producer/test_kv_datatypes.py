@@ -11,7 +11,7 @@ from kvkit import MODERN, Desk, open_desk
 
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.producer.keyvalue.bodies import is_json
+from upriver.producer.keyvalue.document_values import is_json
 from upriver.wire import kv, values
 from upriver.wire.names import Feature
 
@@ -95,7 +95,7 @@ def test_a_plain_get_shows_the_body_as_far_as_negotiated(
         value, datatype = values.join_xattrs(xattrs, value), XATTR
     if packed:
         value, datatype = values.deflate(value), datatype | SNAPPY
-    desk.set(value, datatype=datatype)
+    desk.document(kv.SetWithMeta, value=value, datatype=datatype, rev=1, new_cas=1, options=0x01)
     assert stored(desk) == datatype | JSON
     offered = {Feature.SNAPPY: snappy, Feature.JSON: json, Feature.XATTR: xattr}
     desk.negotiate(MODERN - {feature for feature, there in offered.items() if not there})
@@ -111,8 +111,6 @@ def test_a_plain_get_shows_the_body_as_far_as_negotiated(
     ("value", "datatype", "status"),
     [
         (b"\xff\xff no Snappy", SNAPPY, Status.INVALID),
-        (b"\0\0\0\x09short", XATTR, Status.XATTR_INVALID),
-        (values.join_xattrs({"a": b"no JSON"}, b""), XATTR, Status.XATTR_INVALID),
         (values.deflate(b"\0" * (20 * 1024 * 1024 + 1)), SNAPPY, Status.TOO_BIG),
         (values.deflate(b"\0" * (22 * 1024 * 1024)), SNAPPY, Status.INVALID),
     ],
@@ -126,9 +124,16 @@ def test_a_value_must_be_what_its_datatype_says(
     assert desk.document(kind, value=value, datatype=datatype).status is status
 
 
+@pytest.mark.parametrize("value", [b"\0\0\0\x09short", values.join_xattrs({"a": b"no JSON"}, b"")])
+def test_attributes_from_elsewhere_must_be_attributes(desk: Desk, value: bytes) -> None:
+    refused = desk.document(kv.SetWithMeta, rev=1, new_cas=1, value=value, datatype=XATTR)
+    assert refused.status is Status.XATTR_INVALID
+
+
 @pytest.mark.parametrize(
     ("feature", "value", "datatype"),
     [
+        (Feature.JSON, b"{}", JSON),
         (Feature.SNAPPY, values.deflate(b"x"), SNAPPY),
         (Feature.XATTR, values.join_xattrs(XATTRS, b"x"), XATTR),
     ],
@@ -137,7 +142,10 @@ def test_what_was_not_negotiated_cannot_be_sent(
     desk: Desk, feature: Feature, value: bytes, datatype: Datatype
 ) -> None:
     desk.without(feature)
-    assert desk.set(value, datatype=datatype).status is Status.INVALID
+    refused = desk.document(kv.SetWithMeta, rev=1, new_cas=1, value=value, datatype=datatype)
+    assert refused.status is Status.INVALID
+    if datatype is not XATTR:  # which a set has never carried
+        assert desk.document(kv.Set, value=value, datatype=datatype).status is Status.INVALID
 
 
 def test_a_broken_deletion_from_elsewhere_is_refused(desk: Desk) -> None:

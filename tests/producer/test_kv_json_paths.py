@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import Status, StoreRefusal
-from upriver.producer.keyvalue import jsonedit
-from upriver.producer.keyvalue.jsonpath import Path, parse_path
+from upriver.producer.keyvalue import json_edits
+from upriver.producer.keyvalue.json_paths import Path, parse_path
 
 NAMES = st.text(max_size=6)
 SIMPLE = (
@@ -60,7 +60,8 @@ def follow(value: Any, path: Path) -> Any:
 @st.composite
 def places(draw: st.DrawFn) -> tuple[Any, Path]:
     """A document and a path to something in it."""
-    document = value = draw(DOCUMENTS)
+    document: Any = draw(DOCUMENTS)
+    value: Any = document
     path: list[str | int] = []
     while isinstance(value, dict | list) and value and (not path or draw(st.booleans())):
         if isinstance(value, dict):
@@ -68,7 +69,7 @@ def places(draw: st.DrawFn) -> tuple[Any, Path]:
         else:
             part = draw(st.integers(0, len(value) - 1) | st.just(-1))
         path.append(part)
-        value = value[part]
+        value = value[part]  # type: ignore[index]  # an index for a list, a name for an object
     return document, tuple(path)
 
 
@@ -145,19 +146,19 @@ def test_a_path_leads_where_it_leads_in_python(
     document, path = place
     text = written(document, style)
     expected = follow(document, path)
-    assert same(json.loads(jsonedit.look_up(text, path)), expected)
+    assert same(json.loads(json_edits.look_up(text, path)), expected)
     if isinstance(expected, dict | list):
-        assert jsonedit.count_entries(text, path) == len(expected)
+        assert json_edits.count_entries(text, path) == len(expected)
     else:
-        assert refusal(jsonedit.count_entries, text, path) is Status.SUBDOC_PATH_MISMATCH
+        assert refusal(json_edits.count_entries, text, path) is Status.SUBDOC_PATH_MISMATCH
 
 
 @given(places())
 def test_what_is_not_there_is_not_found(place: tuple[Any, Path]) -> None:
     document, path = place
     expected, text = follow(document, path), written(document)
-    by_name = refusal(jsonedit.look_up, text, (*path, "a longer name"))
-    by_position = refusal(jsonedit.look_up, text, (*path, 1000))
+    by_name = refusal(json_edits.look_up, text, (*path, "a longer name"))
+    by_position = refusal(json_edits.look_up, text, (*path, 1000))
     missing, mismatch = Status.SUBDOC_PATH_NOT_FOUND, Status.SUBDOC_PATH_MISMATCH
     assert by_name is (missing if isinstance(expected, dict) else mismatch)
     assert by_position is (missing if isinstance(expected, list) else mismatch)
@@ -169,7 +170,7 @@ def test_what_is_not_there_is_not_found(place: tuple[Any, Path]) -> None:
 @given(places(), VALUES, STYLES)
 def test_replacing(place: tuple[Any, Path], value: Any, style: dict[str, Any]) -> None:
     document, path = place
-    edited = json.loads(jsonedit.replace(written(document, style), path, written(value)))
+    edited = json.loads(json_edits.replace(written(document, style), path, written(value)))
     expected = copy.deepcopy(document)
     if path:
         follow(expected, path[:-1])[path[-1]] = value
@@ -181,7 +182,7 @@ def test_replacing(place: tuple[Any, Path], value: Any, style: dict[str, Any]) -
 @given(places().filter(lambda place: bool(place[1])), STYLES)
 def test_removing(place: tuple[Any, Path], style: dict[str, Any]) -> None:
     document, path = place
-    edited = json.loads(jsonedit.remove(written(document, style), path))
+    edited = json.loads(json_edits.remove(written(document, style), path))
     expected = copy.deepcopy(document)
     del follow(expected, path[:-1])[path[-1]]
     assert same(edited, expected)
@@ -210,15 +211,15 @@ def test_members(
         else:
             inner = inner.setdefault(name, {})
     if status is not None:
-        assert refusal(jsonedit.upsert_member, text, full, "1", parents=parents) is status
-        assert refusal(jsonedit.add_member, text, full, "1", parents=parents) is status
+        assert refusal(json_edits.upsert_member, text, full, "1", parents=parents) is status
+        assert refusal(json_edits.add_member, text, full, "1", parents=parents) is status
         return
-    edited = jsonedit.upsert_member(text, full, written(value), parents=parents)
+    edited = json_edits.upsert_member(text, full, written(value), parents=parents)
     assert same(json.loads(edited), expected)
     if fresh:
-        assert jsonedit.add_member(text, full, written(value), parents=parents) == edited
+        assert json_edits.add_member(text, full, written(value), parents=parents) == edited
     else:
-        status = refusal(jsonedit.add_member, text, full, "1", parents=parents)
+        status = refusal(json_edits.add_member, text, full, "1", parents=parents)
         assert status is Status.SUBDOC_PATH_EXISTS
 
 
@@ -231,7 +232,7 @@ def test_arrays_grow_at_both_ends_and_between(
     several = ",".join(map(written, values))
     if not isinstance(target, list):
         for first in (True, False):
-            status = refusal(jsonedit.push, text, path, several, first=first)
+            status = refusal(json_edits.push, text, path, several, first=first)
             assert status is Status.SUBDOC_PATH_MISMATCH
         return
 
@@ -240,13 +241,13 @@ def test_arrays_grow_at_both_ends_and_between(
         follow(expected, path)[at:at] = values
         return expected
 
-    assert same(json.loads(jsonedit.push(text, path, several, first=True)), grown(0))
-    last = jsonedit.push(text, path, several, first=False)
+    assert same(json.loads(json_edits.push(text, path, several, first=True)), grown(0))
+    last = json_edits.push(text, path, several, first=False)
     assert same(json.loads(last), grown(len(target)))
     for at in range(len(target) + 1):
-        edited = json.loads(jsonedit.insert_element(text, (*path, at), several))
+        edited = json.loads(json_edits.insert_element(text, (*path, at), several))
         assert same(edited, grown(at))
-    beyond = refusal(jsonedit.insert_element, text, (*path, len(target) + 1), several)
+    beyond = refusal(json_edits.insert_element, text, (*path, len(target) + 1), several)
     assert beyond is Status.SUBDOC_PATH_NOT_FOUND
 
 
@@ -254,10 +255,10 @@ def test_arrays_grow_at_both_ends_and_between(
 def test_a_set_has_every_value_once(there: list[Any], value: Any) -> None:
     known = any(written(other) == written(value) or _equal(other, value) for other in there)
     if known:
-        status = refusal(jsonedit.add_unique, written(there), (), written(value))
+        status = refusal(json_edits.add_unique, written(there), (), written(value))
         assert status is Status.SUBDOC_PATH_EXISTS
     else:
-        edited = jsonedit.add_unique(written(there), (), written(value))
+        edited = json_edits.add_unique(written(there), (), written(value))
         assert same(json.loads(edited), [*there, value])
 
 
@@ -266,7 +267,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def test_sets_hold_simple_values_only() -> None:
-    add = jsonedit.add_unique
+    add = json_edits.add_unique
     assert refusal(add, "[]", (), " {}") is Status.SUBDOC_VALUE_CANNOT_INSERT
     assert refusal(add, "[[1]]", (), "1") is Status.SUBDOC_PATH_MISMATCH
     assert refusal(add, "{}", (), "1") is Status.SUBDOC_PATH_MISMATCH
@@ -279,12 +280,12 @@ def test_sets_hold_simple_values_only() -> None:
 def test_counters_stay_within_64_bits(number: int, delta: int) -> None:
     text, raw = f'{{"n": {number} }}', str(delta).encode()
     if delta == 0:
-        assert refusal(jsonedit.count_up, text, ("n",), raw) is Status.SUBDOC_DELTA_INVALID
+        assert refusal(json_edits.count_up, text, ("n",), raw) is Status.SUBDOC_DELTA_INVALID
     elif -(2**63) <= number + delta < 2**63:
         sum_ = number + delta
-        assert jsonedit.count_up(text, ("n",), raw) == (f'{{"n": {sum_} }}', sum_)
+        assert json_edits.count_up(text, ("n",), raw) == (f'{{"n": {sum_} }}', sum_)
     else:
-        status = refusal(jsonedit.count_up, text, ("n",), raw)
+        status = refusal(json_edits.count_up, text, ("n",), raw)
         assert status is Status.SUBDOC_VALUE_CANNOT_INSERT
 
 
@@ -303,19 +304,19 @@ def test_counters_stay_within_64_bits(number: int, delta: int) -> None:
     ],
 )
 def test_what_cannot_be_counted(text: str, path: Path, delta: bytes, status: Status) -> None:
-    assert refusal(jsonedit.count_up, text, path, delta) is status
+    assert refusal(json_edits.count_up, text, path, delta) is status
 
 
 def test_a_counter_begins_at_its_delta() -> None:
-    assert jsonedit.count_up("{}", ("n",), b"-3") == ('{"n":-3}', -3)
-    assert jsonedit.count_up("{}", ("a", "n"), b"2", parents=True) == ('{"a":{"n":2}}', 2)
+    assert json_edits.count_up("{}", ("n",), b"-3") == ('{"n":-3}', -3)
+    assert json_edits.count_up("{}", ("a", "n"), b"2", parents=True) == ('{"a":{"n":2}}', 2)
 
 
 def test_the_rest_of_the_text_stays_as_it_was() -> None:
     text = '{ "exact" : 1.000000000000000000001 , "n":1,\t"\\u00e9": [ 1e400 ] }'
-    edited = jsonedit.replace(text, ("n",), "2")
+    edited = json_edits.replace(text, ("n",), "2")
     assert edited == text.replace('"n":1', '"n":2')
-    assert jsonedit.remove(edited, ("n",)) == (
+    assert json_edits.remove(edited, ("n",)) == (
         '{ "exact" : 1.000000000000000000001 , "\\u00e9": [ 1e400 ] }'
     )
 
@@ -323,25 +324,25 @@ def test_the_rest_of_the_text_stays_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("call", "arguments", "status"),
     [
-        (jsonedit.add_member, ("{}", (), "1"), Status.SUBDOC_PATH_INVALID),
-        (jsonedit.upsert_member, ("[]", (0,), "1"), Status.SUBDOC_PATH_INVALID),
-        (jsonedit.remove, ("{}", ()), Status.SUBDOC_PATH_INVALID),
-        (jsonedit.remove, ("{}", ("a",)), Status.SUBDOC_PATH_NOT_FOUND),
-        (jsonedit.insert_element, ("[]", (-1,), "1"), Status.SUBDOC_PATH_INVALID),
-        (jsonedit.insert_element, ("[]", ("a",), "1"), Status.SUBDOC_PATH_INVALID),
-        (jsonedit.insert_element, ("{}", (0,), "1"), Status.SUBDOC_PATH_MISMATCH),
-        (jsonedit.look_up, ('{"a" 1}', ("a",)), Status.SUBDOC_DOC_NOT_JSON),
-        (jsonedit.look_up, ('{"a":1', ("b",)), Status.SUBDOC_DOC_NOT_JSON),
-        (jsonedit.look_up, ("[1 2]", (1,)), Status.SUBDOC_DOC_NOT_JSON),
-        (jsonedit.look_up, ("", ("a",)), Status.SUBDOC_DOC_NOT_JSON),
-        (jsonedit.look_up, ("[" * 99_999, (0,)), Status.SUBDOC_DOC_TOO_DEEP),
-        (jsonedit.checked_value, (b"{", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
-        (jsonedit.checked_value, (b"1,2", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
-        (jsonedit.checked_value, (b"\xff", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
-        (jsonedit.checked_value, (b"NaN", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
-        (jsonedit.checked_value, (b"[" * 33 + b"]" * 33, ()), Status.SUBDOC_VALUE_TOO_DEEP),
-        (jsonedit.checked_value, (b"[]", ("a",) * 32), Status.SUBDOC_VALUE_TOO_DEEP),
-        (jsonedit.checked_value, (b"[" * 99_999, ()), Status.SUBDOC_VALUE_TOO_DEEP),
+        (json_edits.add_member, ("{}", (), "1"), Status.SUBDOC_PATH_INVALID),
+        (json_edits.upsert_member, ("[]", (0,), "1"), Status.SUBDOC_PATH_INVALID),
+        (json_edits.remove, ("{}", ()), Status.SUBDOC_PATH_INVALID),
+        (json_edits.remove, ("{}", ("a",)), Status.SUBDOC_PATH_NOT_FOUND),
+        (json_edits.insert_element, ("[]", (-1,), "1"), Status.SUBDOC_PATH_INVALID),
+        (json_edits.insert_element, ("[]", ("a",), "1"), Status.SUBDOC_PATH_INVALID),
+        (json_edits.insert_element, ("{}", (0,), "1"), Status.SUBDOC_PATH_MISMATCH),
+        (json_edits.look_up, ('{"a" 1}', ("a",)), Status.SUBDOC_DOC_NOT_JSON),
+        (json_edits.look_up, ('{"a":1', ("b",)), Status.SUBDOC_DOC_NOT_JSON),
+        (json_edits.look_up, ("[1 2]", (1,)), Status.SUBDOC_DOC_NOT_JSON),
+        (json_edits.look_up, ("", ("a",)), Status.SUBDOC_DOC_NOT_JSON),
+        (json_edits.look_up, ("[" * 99_999, (0,)), Status.SUBDOC_DOC_TOO_DEEP),
+        (json_edits.checked_value, (b"{", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
+        (json_edits.checked_value, (b"1,2", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
+        (json_edits.checked_value, (b"\xff", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
+        (json_edits.checked_value, (b"NaN", ()), Status.SUBDOC_VALUE_CANNOT_INSERT),
+        (json_edits.checked_value, (b"[" * 33 + b"]" * 33, ()), Status.SUBDOC_VALUE_TOO_DEEP),
+        (json_edits.checked_value, (b"[]", ("a",) * 32), Status.SUBDOC_VALUE_TOO_DEEP),
+        (json_edits.checked_value, (b"[" * 99_999, ()), Status.SUBDOC_VALUE_TOO_DEEP),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, arguments: Any, status: Status) -> None:
@@ -349,7 +350,7 @@ def test_what_does_not_fit_is_refused(call: Any, arguments: Any, status: Status)
 
 
 def test_values_are_one_or_several() -> None:
-    check = jsonedit.checked_value
+    check = json_edits.checked_value
     assert check(b"1, [2]", (), several=True) == "1, [2]"
     assert refusal(check, b" ", (), several=True) is Status.SUBDOC_VALUE_CANNOT_INSERT
     assert refusal(check, b"1],[2", (), several=True) is Status.SUBDOC_VALUE_CANNOT_INSERT

@@ -14,16 +14,19 @@ from kvkit import MODERN, Desk, context, open_desk
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.producer.keyvalue import Blocking, Now
-from upriver.store import Set
+from upriver.store import SetDocument
 from upriver.wire import frameinfo as f
 from upriver.wire import kv, values
+from upriver.wire.crc32c import crc32c
 from upriver.wire.names import Command as C
 from upriver.wire.names import Feature
 from upriver.wire.numbers import STATUSES
 
 OK = Status.SUCCESS
 PARENTS, XATTR = 0x01, 0x04
-MAKE, ADD, ACCESS_DELETED = 0x01, 0x02, 0x04
+MAKE, ADD, ACCESS_DELETED, AS_DELETED, REVIVE = 0x01, 0x02, 0x04, 0x08, 0x10
+MACRO = XATTR | 0x10
+BAD_COMBINATION = Status.SUBDOC_INVALID_COMBINATION
 DOCUMENT = b'{"name":"Ann","tags":["a","b"],"deep":{"n":1}}'
 
 
@@ -209,6 +212,7 @@ def test_the_server_tells_of_a_document_in_an_attribute(desk: Desk) -> None:
         "exptime": time,
         "flags": 6,
         "value_bytes": len(DOCUMENT),
+        "value_crc32c": f"0x{crc32c(DOCUMENT):08x}",
         "datatype": ["json"],
         "deleted": False,
         "last_modified": str(int(desk.node.seconds)),
@@ -237,7 +241,7 @@ def test_the_attributes_of_a_tombstone_can_be_read(desk: Desk) -> None:
     )
     assert (deleted.status, deleted.value) == (Status.SUBDOC_SUCCESS_DELETED, b"true")
     refused = one(desk, C.SUBDOC_DICT_ADD, b"a", b"1", doc_flags=ACCESS_DELETED)
-    assert refused.status is Status.NOT_SUPPORTED
+    assert refused.status is Status.SUBDOC_DELETED_CANNOT_HAVE_VALUE
     never = desk.document(kv.SubdocMultiLookup, b"never", paths=(system,), doc_flags=ACCESS_DELETED)
     assert never.status is Status.NOT_FOUND
 
@@ -379,6 +383,27 @@ def test_a_document_can_be_made_by_its_paths(desk: Desk, flag: int) -> None:
     assert body(desk) == {}
 
 
+@pytest.mark.parametrize("flag", [MAKE, ADD])
+def test_who_may_make_a_document_makes_parents_too(desk: Desk, flag: int) -> None:
+    """As gocbcore makes the record of a client of transactions: no path says that it may."""
+    desk.document(kv.Delete)
+    record = (
+        path(C.SUBDOC_DICT_ADD, b"records.clients", b"{}", XATTR),
+        path(C.SUBDOC_DICT_UPSERT, b"a.b", b"1"),
+    )
+    assert mutate(desk, *record, doc_flags=flag).status is OK
+    assert body(desk) == {"a": {"b": 1}}
+    found = lookup(desk, path(C.SUBDOC_GET, b"records", flags=XATTR))
+    assert results(found) == [(OK, b'{"clients":{}}')]
+
+
+def test_parents_are_made_in_a_document_that_is_there(desk: Desk) -> None:
+    refused = one(desk, C.SUBDOC_DICT_UPSERT, b"x.y", b"1")
+    assert refused.status is Status.SUBDOC_PATH_NOT_FOUND
+    assert one(desk, C.SUBDOC_DICT_UPSERT, b"x.y", b"1", doc_flags=MAKE).status is OK
+    assert body(desk)["x"] == {"y": 1}
+
+
 def test_a_whole_document_can_stand_among_the_paths(desk: Desk) -> None:
     attribute = path(C.SUBDOC_DICT_UPSERT, b"x", b"1", XATTR)
     assert mutate(desk, attribute, path(C.SET, value=b"raw bytes")).status is OK
@@ -386,7 +411,6 @@ def test_a_whole_document_can_stand_among_the_paths(desk: Desk) -> None:
     assert one(desk, C.SUBDOC_GET, b"x", path_flags=XATTR).value == b"1"
     refused = mutate(desk, path(C.SET, b"a", b"1"))
     assert refused.status is Status.SUBDOC_MULTI_PATH_FAILURE
-    assert mutate(desk, attribute, path(C.DELETE)).status is Status.NOT_SUPPORTED
     assert mutate(desk, path(C.DELETE)).status is OK
     assert desk.get().status is Status.NOT_FOUND
     assert mutate(desk, path(C.DELETE)).status is Status.NOT_FOUND
@@ -436,7 +460,7 @@ class Rival:
     def __call__(self, change: Any) -> Any:
         if self.times:
             self.times -= 1
-            self.write(Set(0, b"\0k", f'{{"rival":{self.times}}}'.encode(), datatype=1))
+            self.write(SetDocument(0, b"\0k", f'{{"rival":{self.times}}}'.encode(), datatype=1))
         return self.write(change)
 
 
@@ -471,8 +495,13 @@ def test_writers_at_the_same_time_all_count(desk: Desk) -> None:
         ([path(C.SUBDOC_GET, b"a")], 0, Status.SUBDOC_INVALID_COMBINATION),
         ([path(C.SUBDOC_DICT_ADD, b"a", b"1")] * 17, 0, Status.SUBDOC_INVALID_COMBINATION),
         ([path(C.SUBDOC_DICT_ADD, b"a", b"1", 0x15)], 0, Status.SUBDOC_MULTI_PATH_FAILURE),
-        ([path(C.SUBDOC_DICT_ADD, b"a", b"1")], 0x08, Status.NOT_SUPPORTED),
-        ([path(C.SUBDOC_DICT_ADD, b"a", b"1")], MAKE | ADD, Status.NOT_SUPPORTED),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1", 0x10)], 0, Status.SUBDOC_MULTI_PATH_FAILURE),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1")], MAKE | ADD, Status.INVALID),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1", XATTR)], REVIVE, Status.INVALID),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1", XATTR)], MAKE | 0x1C, Status.INVALID),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1")], 0x40, Status.INVALID),
+        ([path(C.SUBDOC_DICT_ADD, b"a", b"1"), path(C.DELETE)], 0, BAD_COMBINATION),
+        ([path(C.DELETE, b"a")], 0, BAD_COMBINATION),
     ],
 )
 def test_what_a_mutation_cannot_be(
@@ -483,11 +512,136 @@ def test_what_a_mutation_cannot_be(
 
 def test_attributes_that_a_peer_broke_are_named(desk: Desk) -> None:
     broken = values.join_xattrs({"x": b"\xff"}, b"{}")
-    desk.bucket.write(Set(0, b"\0k", broken, datatype=int(Datatype.XATTR | Datatype.JSON)))
+    desk.bucket.write(SetDocument(0, b"\0k", broken, datatype=int(Datatype.XATTR | Datatype.JSON)))
     assert one(desk, C.SUBDOC_GET, b"a").status is Status.XATTR_INVALID
     assert one(desk, C.SUBDOC_DICT_ADD, b"a", b"1").status is Status.XATTR_INVALID
     odd = values.join_xattrs({"x": b"]"}, b"{}")
-    desk.bucket.write(Set(0, b"\0k", odd, datatype=int(Datatype.XATTR | Datatype.JSON)))
+    desk.bucket.write(SetDocument(0, b"\0k", odd, datatype=int(Datatype.XATTR | Datatype.JSON)))
     assert one(desk, C.SUBDOC_GET, b"a").status is Status.SUBDOC_PATH_NOT_FOUND
     refused = one(desk, C.SUBDOC_GET, b"a", path_flags=XATTR)
     assert refused.status is Status.SUBDOC_DOC_NOT_JSON
+
+
+# ---- virtual attributes, macros, tombstones: what transactions are made of -------------------
+
+
+def test_virtual_attributes_of_the_vbucket_and_of_the_attributes(desk: Desk) -> None:
+    for name in (b"_sys", b"user"):
+        one(desk, C.SUBDOC_DICT_UPSERT, name, b"1", path_flags=XATTR)
+    clock = one(desk, C.SUBDOC_GET, b"$vbucket.HLC", path_flags=XATTR)
+    now = str(int(desk.node.seconds))
+    assert json.loads(clock.value) == {"now": now, "mode": "real"}
+    names = one(desk, C.SUBDOC_GET, b"$XTOC", path_flags=XATTR)
+    assert json.loads(names.value) == ["_sys", "user"]
+    unknown = one(desk, C.SUBDOC_GET, b"$else", path_flags=XATTR)
+    assert unknown.status is Status.SUBDOC_XATTR_UNKNOWN_VATTR
+
+
+def test_macros_stand_for_what_the_write_comes_to(desk: Desk) -> None:
+    before = desk.get().cas
+    written = mutate(
+        desk,
+        path(C.SUBDOC_DICT_UPSERT, b"txn.cas", b'"${Mutation.CAS}"', MACRO | PARENTS),
+        path(C.SUBDOC_DICT_UPSERT, b"txn.seqno", b'"${Mutation.seqno}"', MACRO),
+        path(C.SUBDOC_DICT_UPSERT, b"txn.crc", b'"${Mutation.value_crc32c}"', MACRO),
+        path(C.SUBDOC_DICT_UPSERT, b"txn.old", b'"${$document.CAS}"', MACRO),
+        path(C.SUBDOC_DICT_UPSERT, b"txn.all", b'"${$document}"', MACRO),
+        path(C.SUBDOC_DICT_UPSERT, b"name", b'"Bob"'),
+    )
+    assert written.status is OK
+    _, seqno = struct.unpack(">QQ", written.extras)
+    found = json.loads(one(desk, C.SUBDOC_GET, b"txn", path_flags=XATTR).value)
+    # lowest byte first, as Couchbase's clients read it
+    assert found["cas"] == f"0x{written.cas.to_bytes(8, 'little').hex()}"
+    assert found["seqno"] == f"0x{seqno:016x}"
+    assert found["crc"] == f"0x{crc32c(desk.get().value):08x}"
+    assert found["old"] == found["all"]["CAS"] == f"0x{before:016x}"
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "status"),
+    [
+        (b'"${Mutation.else}"', MACRO, Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+        (b"1", MACRO, Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+        (b"\xff", MACRO, Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+        (b'"${$document.else}"', MACRO, Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO),
+        (b'"${$documents}"', MACRO, Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO),
+        (b'"${Mutation.CAS}"', 0x10, Status.SUBDOC_XATTR_INVALID_FLAGS),
+        (b"1", 0x24, Status.INVALID),
+    ],
+)
+def test_macros_that_are_none(desk: Desk, value: bytes, flags: int, status: Status) -> None:
+    assert one(desk, C.SUBDOC_DICT_UPSERT, b"a", value, path_flags=flags).status is status
+
+
+def test_a_document_that_begins_as_a_tombstone_and_is_revived(desk: Desk) -> None:
+    """How a transaction stages an insert, and commits it."""
+    desk.document(kv.Delete)
+    staged = path(C.SUBDOC_DICT_UPSERT, b"txn.staged", b'{"a":1}', XATTR | PARENTS)
+    flags = ADD | AS_DELETED | ACCESS_DELETED
+    created = mutate(desk, staged, doc_flags=MAKE | AS_DELETED | ACCESS_DELETED)
+    assert created.status is Status.SUBDOC_SUCCESS_DELETED
+    assert desk.get().status is Status.NOT_FOUND
+    assert desk.document(kv.GetMeta).deleted
+    assert mutate(desk, staged, doc_flags=flags).status is Status.EXISTS
+    again = mutate(desk, staged, doc_flags=AS_DELETED | ACCESS_DELETED, cas=created.cas)
+    assert again.status is Status.SUBDOC_SUCCESS_DELETED  # as gocbcore stages it anew
+    created = again
+    stale = mutate(desk, staged, doc_flags=ACCESS_DELETED, cas=created.cas - 1)
+    assert stale.status is Status.EXISTS
+    revived = mutate(
+        desk,
+        path(C.SUBDOC_REPLACE_BODY_WITH_XATTR, b"txn.staged", b"", XATTR),
+        path(C.SUBDOC_DELETE, b"txn", b"", XATTR),
+        doc_flags=ACCESS_DELETED | REVIVE,
+        cas=created.cas,
+    )
+    assert revived.status is OK
+    assert body(desk) == {"a": 1}
+    assert desk.get().datatype is Datatype.JSON
+    assert results(lookup(desk, path(C.SUBDOC_GET, b"$XTOC", b"", XATTR))) == [(OK, b"[]")]
+    again = mutate(desk, staged, doc_flags=ACCESS_DELETED | REVIVE)
+    assert again.status is Status.SUBDOC_CAN_ONLY_REVIVE_DELETED
+
+
+def test_a_tombstone_stays_one_while_its_attributes_change(desk: Desk) -> None:
+    desk.document(kv.Delete, b"never")
+    attribute = path(C.SUBDOC_DICT_UPSERT, b"txn", b"1", XATTR)
+    asked = {"paths": (attribute,), "doc_flags": MAKE | AS_DELETED}
+    assert desk.document(kv.SubdocMultiMutation, b"never", **asked).status is (
+        Status.SUBDOC_SUCCESS_DELETED
+    )
+    removed = {"paths": (path(C.SUBDOC_DELETE, b"txn", b"", XATTR),), "doc_flags": ACCESS_DELETED}
+    assert desk.document(kv.SubdocMultiMutation, b"never", **removed).status is (
+        Status.SUBDOC_SUCCESS_DELETED
+    )
+    assert desk.get(b"never").status is Status.NOT_FOUND
+    assert desk.set(b"1", b"never").status is OK
+
+
+def test_a_document_is_deleted_behind_edits_of_its_attributes(desk: Desk) -> None:
+    system = path(C.SUBDOC_DICT_UPSERT, b"_sys", b"1", XATTR)
+    user = path(C.SUBDOC_DICT_UPSERT, b"user", b"1", XATTR)
+    assert mutate(desk, system, user, path(C.DELETE)).status is OK
+    assert desk.get().status is Status.NOT_FOUND
+    names = lookup(desk, path(C.SUBDOC_GET, b"$XTOC", b"", XATTR), doc_flags=ACCESS_DELETED)
+    assert results(names) == [(OK, b'["_sys"]')]
+
+
+def test_what_is_created_as_deleted_has_no_body(desk: Desk) -> None:
+    desk.document(kv.Delete)
+    body = path(C.SUBDOC_DICT_ADD, b"a", b"1")
+    refused = mutate(desk, body, doc_flags=MAKE | AS_DELETED)
+    assert refused.status is Status.SUBDOC_DELETED_CANNOT_HAVE_VALUE
+    for flags, path_flags in ((MAKE | AS_DELETED, 0), (AS_DELETED, XATTR)):
+        alone = one(desk, C.SUBDOC_DICT_ADD, b"a", b"1", path_flags=path_flags, doc_flags=flags)
+        assert alone.status is Status.INVALID
+
+
+@pytest.mark.parametrize("flags", [MAKE, ADD])
+def test_who_makes_the_document_makes_the_parents_of_its_paths(desk: Desk, flags: int) -> None:
+    desk.document(kv.Delete)
+    deep = path(C.SUBDOC_DICT_ADD, b"records.clients", b"{}", XATTR)
+    assert mutate(desk, deep, path(C.SET, value=b"\0"), doc_flags=flags).status is OK
+    records = one(desk, C.SUBDOC_GET, b"records", path_flags=XATTR)
+    assert json.loads(records.value) == {"clients": {}}

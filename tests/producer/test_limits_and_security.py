@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from serverkit import SECRET, Certificates, until, users_file
-from talk import Talk
+from talk import PATIENCE, Talk
 
 from upriver.errors import ConfigError, Status
 from upriver.model import VBucketState
-from upriver.producer import connection as connections
-from upriver.producer.connection import Connection
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role
-from upriver.store import Set
+from upriver.producer.bootstrap.http import HttpServer
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.connections import connection as connections
+from upriver.producer.connections.connection import Connection
+from upriver.producer.connections.turn_scheduler import TURN_PACKETS
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -68,7 +73,7 @@ def guarded(users: Path) -> Iterator[TemporaryProducer]:
     settings = ServerSettings(users=users, plain_without_tls=True, authentication_delay=0.01)
     with TemporaryProducer(vbuckets=4, settings=settings) as producer:
         producer.producer.store.create_bucket("secrets", producer.bucket.settings)
-        producer.bucket.write(Set(0, b"\0known", b"{}"))
+        producer.bucket.write(SetDocument(0, b"\0known", b"{}"))
         yield producer
 
 
@@ -119,7 +124,7 @@ WRITE = [
 ADMINISTER = [kv.SetVBucket(vbucket=3, state=VBucketState.DEAD), kv.FlushAll()]
 STREAM = [m.Open(name="reader", flags=OpenFlag.PRODUCER)]
 ORIENTATION = [kv.GetAllSeqnos(), kv.GetFailoverLog(vbucket=0), kv.GetVBucket(vbucket=0)]
-MAY = {
+MAY: dict[str, list[Sequence[m.Request]]] = {
     "streamer": [STREAM, ORIENTATION],
     "reader": [READ, LOOK_INSIDE, ORIENTATION],
     "writer": [WRITE, ORIENTATION],
@@ -276,8 +281,9 @@ def test_passwords_travel_as_they_are_only_when_encrypted(
         assert talk.ask(plain("reader")).status is Status.SUCCESS
         talk.ask(kv.SelectBucket(bucket="default"))
         config = json.loads(talk.ask(kv.GetClusterConfig()).value)
-        assert config["nodesExt"][0]["services"] == {"kvSSL": producer.port}
-    settings = ServerSettings(users=users, authentication_delay=0)
+        services = config["nodesExt"][0]["services"]
+        assert services == {"kvSSL": producer.port, "mgmtSSL": producer.producer.server.http_port}
+    settings = ServerSettings(users=users, authentication_delay=0, host="0.0.0.0")
     with TemporaryProducer(vbuckets=1, settings=settings) as producer, Talk(producer) as talk:
         assert b"PLAIN" not in talk.ask(kv.SaslListMechanisms()).value.split()
         assert talk.ask(plain("reader")).status is Status.AUTH_ERROR
@@ -289,7 +295,9 @@ def test_a_stream_over_tls(certificates: Certificates) -> None:
         TemporaryProducer(vbuckets=1, settings=certificates.settings()) as producer,
         SecretTalk(producer, certificates) as talk,
     ):
-        producer.bucket.write_many([Set(0, b"\0k%d" % n, b"x" * 5000) for n in range(documents)])
+        producer.bucket.write_many(
+            [SetDocument(0, b"\0k%d" % n, b"x" * 5000) for n in range(documents)]
+        )
         talk.open()
         talk.send(m.StreamRequest(vbucket=0, start=0, end=documents, opaque=1))
         seen = [x.seqno for x in talk.read_until(m.StreamEnd) if isinstance(x, m.Mutation)]
@@ -324,7 +332,59 @@ def test_nonsense_instead_of_tls_costs_only_its_sender(certificates: Certificate
             assert talk.ask(kv.Noop()).status is Status.SUCCESS
 
 
+def test_what_came_before_the_end_of_a_tls_connection_is_worked_on_in_turns(
+    certificates: Certificates,
+) -> None:
+    count = 20_000
+    with TemporaryProducer(vbuckets=1, settings=certificates.settings()) as producer:
+        server = producer.producer.server
+        before = server.turns.taken
+        with SecretTalk(producer, certificates) as talk:
+            sets = [kv.Set(key=b"k%d" % n, value=b"{}", quiet=True) for n in range(count)]
+            talk.send(*sets)
+            cast("ssl.SSLSocket", talk.socket).unwrap()
+        until(lambda: producer.bucket.vbucket_stats(0).items == count)
+        until(lambda: not server.connections)
+        assert server.turns.taken - before >= count // TURN_PACKETS
+
+
 # ---- how much ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("http", [False, True], ids=["data", "HTTP"])
+def test_connections_that_begin_no_handshake_count(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, http: bool
+) -> None:
+    """Each of them has a descriptor: without a limit the store would have none left."""
+    defaults = HttpServer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "max_connections", 3)
+    settings = certificates.settings(max_connections=3, http_port=0 if http else None)
+    with TemporaryProducer(vbuckets=1, settings=settings) as producer:
+        port = producer.producer.server.http_port if http else producer.port
+        assert port is not None
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            for _ in range(20):
+                refused = socket.create_connection(("127.0.0.1", port), PATIENCE)
+                stack.enter_context(refused)
+                with suppress(ConnectionError):
+                    assert refused.recv(1) == b""
+
+
+def test_silent_handshakes_keep_nobody_out(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.producer.connections.listener._MAX_HANDSHAKES", 20)
+    with (
+        TemporaryProducer(vbuckets=1, settings=certificates.settings()) as producer,
+        ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(Talk(producer)) for _ in range(50)]
+        with SecretTalk(producer, certificates) as talk:
+            assert talk.ask(kv.Noop()).status is Status.SUCCESS
+        assert silent[0].is_closed()  # the oldest of them made room
 
 
 def test_more_connections_than_allowed_are_turned_away() -> None:
@@ -434,7 +494,7 @@ def thrifty() -> Iterator[TemporaryProducer]:
     """A server that gives little memory to each connection."""
     settings = ServerSettings(max_backlog=8 * KIB, connection_memory=64 * KIB)
     with TemporaryProducer(vbuckets=1, settings=settings) as producer:
-        producer.bucket.write(Set(0, b"\0" + LARGE, b"x" * (256 * KIB)))
+        producer.bucket.write(SetDocument(0, b"\0" + LARGE, b"x" * (256 * KIB)))
         yield producer
 
 
@@ -454,7 +514,7 @@ def test_who_asks_and_never_reads_is_no_longer_read(thrifty: TemporaryProducer) 
         assert end._transport is not None
         # one answer and one read of the socket may come on top of what is allowed
         assert end._transport.get_write_buffer_size() <= settings.connection_memory + 257 * KIB
-        assert end._backlog_bytes <= settings.max_backlog + 256 * KIB
+        assert end._inbox.held <= settings.max_backlog + 256 * KIB
         assert other.ask(kv.Get(key=LARGE)).status is Status.SUCCESS
         # it has lost nothing, should it change its mind
         assert [flooding.read().opaque for _ in range(FLOOD)] == list(range(FLOOD))

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from serverkit import SECRET, users_file
+from talk import Talk
 
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role
+from upriver.errors import Status
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
+from upriver.wire import kv
 
 bmemcached = pytest.importorskip(
     "bmemcached", reason="the python-binary-memcached package is not installed"
@@ -88,16 +91,32 @@ def test_flushing_empties_the_bucket(producer: TemporaryProducer, client: Any) -
     assert producer.bucket.stats().items == 0
 
 
-def test_a_client_with_nothing_but_plain_passwords_needs_the_setting(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "allowed"), [("127.0.0.1", False), ("0.0.0.0", True), ("0.0.0.0", False)]
+)
+def test_passwords_without_tls_are_taken_on_loopback_or_by_a_setting(
+    tmp_path: Path, host: str, allowed: bool
+) -> None:
     users = users_file(tmp_path, {"old": (Role.READ_DATA, Role.WRITE_DATA)})
-    for allowed in (True, False):
-        settings = ServerSettings(users=users, plain_without_tls=allowed)
-        with TemporaryProducer(vbuckets=1, settings=settings) as producer:
-            client = bmemcached.Client(address(producer), "old", SECRET)
-            if allowed:
-                assert client.set("a", "text")
-                assert client.get("a") == "text"
-            else:
-                with pytest.raises(bmemcached.exceptions.AuthenticationNotSupported):
-                    client.set("a", "text")
-            client.disconnect_all()
+    settings = ServerSettings(users=users, host=host, plain_without_tls=allowed)
+    with TemporaryProducer(vbuckets=1, settings=settings) as producer:
+        client = bmemcached.Client(f"127.0.0.1:{producer.port}", "old", SECRET)
+        if allowed or host == "127.0.0.1":
+            assert client.set("a", "text")
+            assert client.get("a") == "text"
+        else:
+            with pytest.raises(bmemcached.exceptions.AuthenticationNotSupported):
+                client.set("a", "text")
+        client.disconnect_all()
+
+
+def test_a_server_without_users_takes_any_password() -> None:
+    with TemporaryProducer(vbuckets=1) as producer:
+        for password in ("anything", ""):
+            with Talk(producer) as talk:
+                payload = f"\0anybody\0{password}".encode()
+                told = talk.ask(kv.SaslAuth(mechanism="PLAIN", payload=payload))
+                assert told.status is Status.SUCCESS
+        client = bmemcached.Client(address(producer), "anybody", "anything")
+        assert client.set("a", "text")
+        client.disconnect_all()

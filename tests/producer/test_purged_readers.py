@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from talk import Talk, everything
 
 from upriver.errors import Status
 from upriver.model import NO_END, Op, StreamEndReason
-from upriver.store import BucketSettings, Set, WithMeta
+from upriver.store import BucketSettings, SetDocument, WithMeta
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -28,8 +29,8 @@ def producer() -> Iterator[TemporaryProducer]:
     settings = BucketSettings(vbuckets=1, maintenance_interval=0, purge_age=1)
     with TemporaryProducer(bucket_settings=settings) as producer:
         assert producer.bucket.create_collection(0, "quiet").id == QUIET
-        producer.bucket.write(Set(0, b"\x08quiet", b"v"))
-        producer.bucket.write(Set(0, b"\0first", b"v"))
+        producer.bucket.write(SetDocument(0, b"\x08quiet", b"v"))
+        producer.bucket.write(SetDocument(0, b"\0first", b"v"))
         purge(producer, "4")
         assert producer.bucket.vbucket_stats(0).purge_seqno == 4
         yield producer
@@ -39,12 +40,12 @@ def purge(producer: TemporaryProducer, name: str) -> None:
     """Deletes a document long ago, writes another, and has the deletion purged."""
     gone, key = f"\0gone {name}".encode(), f"\0last {name}".encode()
     producer.bucket.write(WithMeta(0, gone, Op.DELETION, 1, LONG_AGO * 10**9, time=LONG_AGO))
-    producer.bucket.write(Set(0, key, b"v"))
+    producer.bucket.write(SetDocument(0, key, b"v"))
     producer.bucket.compact()
 
 
 def request(
-    producer: TemporaryProducer, start: int, chosen: bytes, end: int = NO_END, **more: StreamFlag
+    producer: TemporaryProducer, start: int, chosen: bytes, end: int = NO_END, **more: Any
 ) -> m.StreamRequest:
     branch = producer.bucket.failover_log(0).newest.vbuuid
     return m.StreamRequest(
@@ -67,7 +68,7 @@ def test_a_reader_of_a_quiet_collection_goes_on(producer: TemporaryProducer) -> 
     with everything(producer) as talk:
         talk.send(request(producer, 2, OF_QUIET))
         assert isinstance(talk.read(), m.StreamAccepted)
-        producer.bucket.write(Set(0, b"\x08quiet", b"w"))
+        producer.bucket.write(SetDocument(0, b"\x08quiet", b"w"))
         stream = talk.read_until(lambda x: isinstance(x, m.Mutation | m.StreamEnd))
     assert (stream[-1].key, stream[-1].value, stream[-1].seqno) == (b"quiet", b"w", 6)
 
@@ -156,7 +157,7 @@ def test_a_slow_reader_that_lost_something_is_told(
 
 
 def test_seqnos_are_told_by_collection(producer: TemporaryProducer) -> None:
-    producer.bucket.write(Set(0, b"\x08quiet", b"w"))
+    producer.bucket.write(SetDocument(0, b"\x08quiet", b"w"))
 
     def told(talk: Talk, collection: int | None = None) -> object:
         state = None if collection is None else RequestedState.ACTIVE

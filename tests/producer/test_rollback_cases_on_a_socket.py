@@ -11,7 +11,7 @@ import pytest
 from talk import Talk
 
 from upriver.model import NO_END, FailoverLog, VBucketState
-from upriver.producer.settings import ServerSettings
+from upriver.producer.server_settings import ServerSettings
 from upriver.session.stream_request import Policy
 from upriver.store import BeginSnapshot, BucketSettings, Replicate
 from upriver.testing import TemporaryProducer

@@ -11,17 +11,17 @@ import scramp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upriver.producer.sasl import (
+from upriver.producer.bootstrap.sasl import (
     MAX_NONCE,
     MAX_PAYLOAD,
     Continue,
-    Exchange,
     Failure,
     Outcome,
+    SaslExchange,
     Success,
     mechanisms,
 )
-from upriver.producer.users import (
+from upriver.producer.bootstrap.users import (
     DEVELOPMENT_PASSWORD,
     MIN_ITERATIONS,
     Digest,
@@ -82,8 +82,8 @@ def test_plain_is_offered_only_where_nobody_listens_in() -> None:
 
 
 def test_a_mechanism_that_is_not_offered_is_refused() -> None:
-    assert isinstance(Exchange(USERS).start("PLAIN", b"\0user\0pencil"), Failure)
-    assert isinstance(Exchange(USERS, tls=True).start("GSSAPI", b""), Failure)
+    assert isinstance(SaslExchange(USERS).start("PLAIN", b"\0user\0pencil"), Failure)
+    assert isinstance(SaslExchange(USERS, tls=True).start("GSSAPI", b""), Failure)
 
 
 # ---- published exchanges -----------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_the_exchanges_that_the_standards_print(
 ) -> None:
     verifier = Verifier.of("pencil", digest, 4096, b64decode(salt))
     users = Users([User("user", {digest: verifier}, frozenset())])
-    exchange = Exchange(users, nonce=lambda: server_nonce)
+    exchange = SaslExchange(users, nonce=lambda: server_nonce)
     nonce = client_nonce + server_nonce
     first = exchange.start(mechanism, f"n,,n=user,r={client_nonce}".encode())
     assert first == Continue(f"r={nonce},s={salt},i=4096".encode())
@@ -137,7 +137,7 @@ def test_the_exchanges_that_the_standards_print(
 @pytest.mark.parametrize("name", NAMES)
 def test_an_independent_client_gets_in_and_believes_the_server(mechanism: str, name: str) -> None:
     client = scramp.ScramClient([SCRAM[mechanism][0]], name, NAMES[name])
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     first = challenge_of(exchange.start(mechanism, client.get_client_first().encode()))
     client.set_server_first(first.decode())
     final = exchange.step(client.get_client_final().encode())
@@ -149,7 +149,7 @@ def test_an_independent_client_gets_in_and_believes_the_server(mechanism: str, n
 @pytest.mark.parametrize("nonce", ["0x61 0xffffff8e 0xffffffc7", " ", "!#$%&'()*+-./:;<=>?@[~"])
 def test_nonces_of_real_clients_have_spaces(nonce: str) -> None:
     first = f"n,,n=user,r={nonce}".encode()
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     challenge = challenge_of(exchange.start("SCRAM-SHA512", first))
     assert challenge.startswith(f"r={nonce}".encode())
     assert isinstance(exchange.step(answer(first, challenge, "pencil")), Success)
@@ -158,14 +158,14 @@ def test_nonces_of_real_clients_have_spaces(nonce: str) -> None:
 @pytest.mark.parametrize("header", [b"n,,", b"y,,"])
 def test_clients_without_channel_binding_may_say_so_in_two_ways(header: bytes) -> None:
     first = header + b"n=user,r=abc"
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     challenge = challenge_of(exchange.start("SCRAM-SHA512", first))
     assert isinstance(exchange.step(answer(first, challenge, "pencil")), Success)
 
 
 def test_a_user_may_name_itself_twice_and_send_extensions() -> None:
     first = b"n,a=a=2Cb=3Dc,n=a=2Cb=3Dc,r=abc,x=ignored"
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     challenge = challenge_of(exchange.start("SCRAM-SHA512", first))
     final = exchange.step(answer(first, challenge, "comma"))
     assert isinstance(final, Success)
@@ -186,7 +186,7 @@ def test_a_user_may_name_itself_twice_and_send_extensions() -> None:
     ],
 )
 def test_plain(payload: bytes, user: str) -> None:
-    assert Exchange(USERS, tls=True).start("PLAIN", payload) == Success(user)
+    assert SaslExchange(USERS, tls=True).start("PLAIN", payload) == Success(user)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_plain(payload: bytes, user: str) -> None:
     ],
 )
 def test_plain_that_is_wrong(payload: bytes) -> None:
-    assert isinstance(Exchange(USERS, tls=True).start("PLAIN", payload), Failure)
+    assert isinstance(SaslExchange(USERS, tls=True).start("PLAIN", payload), Failure)
 
 
 # ---- refusals ----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_wrong_password_and_an_unknown_user_differ_only_in_the_log(
     mechanism: str, name: str, reason: str
 ) -> None:
     first = f"n,,n={name},r=abc".encode()
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     challenge = challenge_of(exchange.start(mechanism, first))
     assert parts(challenge) == (16, MIN_ITERATIONS)
     final = exchange.step(answer(first, challenge, "wrong", SCRAM[mechanism][1]))
@@ -232,7 +232,7 @@ def test_a_wrong_password_and_an_unknown_user_differ_only_in_the_log(
 def test_an_unknown_user_is_asked_the_same_each_time_as_users_are(mechanism: str) -> None:
     def salt(name: str) -> bytes:
         first = f"n,,n={name},r=abc".encode()
-        return challenge_of(Exchange(USERS).start(mechanism, first)).split(b",")[1]
+        return challenge_of(SaslExchange(USERS).start(mechanism, first)).split(b",")[1]
 
     assert salt("nobody") == salt("nobody")
     assert len({salt("nobody"), salt("somebody"), salt("user"), salt("a=2Cb=3Dc")}) == 4
@@ -242,7 +242,7 @@ def test_a_user_removed_meanwhile_does_not_get_in() -> None:
     users = Users()
     users.add("gone", "secret", iterations=MIN_ITERATIONS)
     first = b"n,,n=gone,r=abc"
-    exchange = Exchange(users)
+    exchange = SaslExchange(users)
     challenge = challenge_of(exchange.start("SCRAM-SHA512", first))
     users.remove("gone")
     final = exchange.step(answer(first, challenge, "secret"))
@@ -278,7 +278,7 @@ def test_a_user_removed_meanwhile_does_not_get_in() -> None:
     ],
 )
 def test_a_first_message_that_breaks_a_rule(first: bytes) -> None:
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     assert isinstance(exchange.start("SCRAM-SHA512", first), Failure)
     assert isinstance(exchange.step(b"c=biws,r=abc,p=AAAA"), Failure)
 
@@ -310,7 +310,7 @@ def garbled(final: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("how", garbled(b"c=,r=,p="))
 def test_a_final_message_that_breaks_a_rule(how: str) -> None:
     first = b"n,,n=user,r=abc"
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     final = answer(first, challenge_of(exchange.start("SCRAM-SHA512", first)), "pencil")
     assert isinstance(exchange.step(garbled(final)[how]), Failure)
     assert isinstance(exchange.step(final), Failure)  # there is no second attempt
@@ -318,18 +318,18 @@ def test_a_final_message_that_breaks_a_rule(how: str) -> None:
 
 def test_a_recorded_exchange_cannot_be_played_again() -> None:
     first = b"n,,n=user,r=abc"
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     final = answer(first, challenge_of(exchange.start("SCRAM-SHA512", first)), "pencil")
     assert isinstance(exchange.step(final), Success)
     assert isinstance(exchange.step(final), Failure)
-    for replay in (exchange, Exchange(USERS)):
+    for replay in (exchange, SaslExchange(USERS)):
         assert isinstance(replay.start("SCRAM-SHA512", first), Continue)
         assert isinstance(replay.step(final), Failure)
 
 
 def test_starting_again_forgets_what_was() -> None:
     first = b"n,,n=user,r=abc"
-    exchange = Exchange(USERS)
+    exchange = SaslExchange(USERS)
     old = answer(first, challenge_of(exchange.start("SCRAM-SHA512", first)), "pencil")
     new = answer(first, challenge_of(exchange.start("SCRAM-SHA512", first)), "pencil")
     assert isinstance(exchange.step(old), Failure)
@@ -339,7 +339,9 @@ def test_starting_again_forgets_what_was() -> None:
 
 
 def test_a_step_before_the_start() -> None:
-    assert Exchange(USERS).step(b"c=biws,r=abc,p=AAAA") == Failure("an answer without a challenge")
+    assert SaslExchange(USERS).step(b"c=biws,r=abc,p=AAAA") == Failure(
+        "an answer without a challenge"
+    )
 
 
 # ---- without users -----------------------------------------------------------------------
@@ -348,7 +350,7 @@ def test_a_step_before_the_start() -> None:
 @pytest.mark.parametrize("mechanism", SCRAM)
 def test_without_users_any_password_does(mechanism: str) -> None:
     first = b"n,,n=anybody,r=abc"
-    exchange = Exchange(Users.unrestricted())
+    exchange = SaslExchange(Users.unrestricted())
     challenge = challenge_of(exchange.start(mechanism, first))
     final = exchange.step(answer(first, challenge, "anything", SCRAM[mechanism][1]))
     assert isinstance(final, Success)
@@ -358,7 +360,7 @@ def test_without_users_any_password_does(mechanism: str) -> None:
 @pytest.mark.parametrize("mechanism", SCRAM)
 def test_without_users_a_client_that_checks_the_server_has_a_password_too(mechanism: str) -> None:
     client = scramp.ScramClient([SCRAM[mechanism][0]], "anybody", DEVELOPMENT_PASSWORD)
-    exchange = Exchange(Users.unrestricted())
+    exchange = SaslExchange(Users.unrestricted())
     first = challenge_of(exchange.start(mechanism, client.get_client_first().encode()))
     client.set_server_first(first.decode())
     final = exchange.step(client.get_client_final().encode())
@@ -367,7 +369,7 @@ def test_without_users_a_client_that_checks_the_server_has_a_password_too(mechan
 
 
 def test_without_users_plain_takes_any_password_but_no_nonsense() -> None:
-    exchange = Exchange(Users.unrestricted(), tls=True)
+    exchange = SaslExchange(Users.unrestricted(), tls=True)
     assert exchange.start("PLAIN", b"\0anybody\0anything") == Success("anybody")
     assert isinstance(exchange.start("PLAIN", b"nonsense"), Failure)
 
@@ -390,7 +392,7 @@ MESSAGES = st.one_of(
     messages=st.lists(MESSAGES, min_size=1, max_size=3),
 )
 def test_whatever_comes_it_fails_or_goes_on(mechanism: str, messages: list[bytes]) -> None:
-    exchange = Exchange(USERS, tls=True)
+    exchange = SaslExchange(USERS, tls=True)
     outcomes = [exchange.start(mechanism, messages[0])]
     outcomes += [exchange.step(message) for message in messages[1:]]
     assert all(isinstance(outcome, Continue | Failure) for outcome in outcomes)
@@ -399,7 +401,7 @@ def test_whatever_comes_it_fails_or_goes_on(mechanism: str, messages: list[bytes
 @settings(deadline=None)
 @given(final=MESSAGES)
 def test_whatever_comes_as_an_answer_fails(final: bytes) -> None:
-    exchange = Exchange(USERS, nonce=lambda: "def")
+    exchange = SaslExchange(USERS, nonce=lambda: "def")
     begun = b"c=biws,r=abcdef,"
     for message in (final, begun + final, begun + b"p=" + final, begun + b"p=" + b64encode(final)):
         assert isinstance(exchange.start("SCRAM-SHA256", b"n,,n=user,r=abc"), Continue)

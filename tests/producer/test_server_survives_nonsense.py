@@ -22,10 +22,10 @@ from talk import PATIENCE, Talk
 
 from upriver.errors import Status
 from upriver.model import VBucketState
-from upriver.producer.connection import Connection
-from upriver.producer.settings import ServerSettings
-from upriver.producer.streams import ActiveStream
-from upriver.producer.users import Role
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.connections.connection import Connection
+from upriver.producer.dcp.active_stream import ActiveStream
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -69,7 +69,7 @@ HELLO = kv.Hello(agent="nonsense", features=(Feature.COLLECTIONS, Feature.XATTR,
 OPEN = m.Open(name="nonsense", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS)
 NOOP = m.Control(key="enable_noop", value="true")
 STREAM = m.StreamRequest(vbucket=0, start=0, end=2**64 - 1)
-GREETINGS = {
+GREETINGS: dict[str, list[tuple[m.Request, ...]]] = {
     "002": [(), (STREAM,)],
     "000": [(), (STREAM,)],
     "001": [(), (OPEN,), (OPEN, STREAM)],
@@ -197,21 +197,22 @@ def answers_a_good_client(producer: TemporaryProducer) -> None:
 @pytest.mark.parametrize(
     "dialect", [Draft002(), Draft000(), Draft001(), Dcp()], ids=lambda dialect: dialect.name
 )
-def test_what_is_meant_for_consumers_is_refused(
+def test_what_is_meant_for_consumers_ends_the_connection(
     producer: TemporaryProducer, dialect: Dialect
 ) -> None:
-    with Talk(producer, dialect) as talk:
-        if OPEN in GREETINGS[dialect.name][-1]:
-            talk.open("confused")
-        talk.ask(m.StreamRequest(vbucket=99, start=0, end=1))  # now the dialect is plain
-        for message in (
-            m.Mutation(vbucket=0, key=b"k", seqno=1, rev=1),
-            m.Deletion(vbucket=0, key=b"k", seqno=1, rev=1),
-            m.StreamEnd(vbucket=0),
-        ):
-            answer = talk.ask(message)
-            refusal = getattr(answer, "text", "") or answer.status.name
-            assert refusal.startswith(Status.NOT_SUPPORTED.name)
+    """As on real servers: the peer has taken the wrong role."""
+    for message in (
+        m.Mutation(vbucket=0, key=b"k", seqno=1, rev=1),
+        m.Deletion(vbucket=0, key=b"k", seqno=1, rev=1),
+        m.StreamEnd(vbucket=0),
+    ):
+        with Talk(producer, dialect) as talk:
+            if OPEN in GREETINGS[dialect.name][-1]:
+                talk.open("confused")
+            talk.ask(m.StreamRequest(vbucket=99, start=0, end=1))  # now the dialect is plain
+            with pytest.raises(ConnectionError):
+                talk.ask(message)
+    answers_a_good_client(producer)
 
 
 @seeded(BURSTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from follower import Follower, everything_in, high_seqnos
@@ -87,7 +88,7 @@ def test_readers_that_die_within_a_snapshot_leave_nothing_and_resume_exactly(
     places = sorted(seqno for _, seqno in whole.owners)
     for stop in sorted([*random.Random(6).sample(places, 10), places[-1]]):
         with reader.connect(server, "mortal") as talk:
-            reader.follow(talk, lambda stop=stop: reader.has({0: stop}))
+            reader.follow(talk, partial(reader.has, {0: stop}))
     assert reader.documents == whole.documents
     assert reader.owners == whole.owners
     until(lambda: open_backfills(server) == 0)

@@ -10,13 +10,15 @@ from talk import Talk, everything
 
 from upriver.errors import Status
 from upriver.model import NO_END, StreamEndReason, VBucketState
-from upriver.store import Delete, Set
+from upriver.producer.server_settings import PeerRelease, ServerSettings
+from upriver.session.stream_request import Policy
+from upriver.store import DeleteDocument, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId
-from upriver.wire.names import Command, Feature, MarkerFlag, OsoFlag, StreamFlag
+from upriver.wire.names import Command, Feature, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 
 DRAFTS: list[Dialect] = [Draft002(), Draft000(), Draft001(), Dcp()]
 WITH_OPEN: list[Dialect] = [Draft001(), Dcp()]
@@ -31,8 +33,8 @@ def by_name(dialect: Dialect) -> str:
 def producer() -> Iterator[TemporaryProducer]:
     """Vbucket 1 has k0 to k4 and then loses k0: seqnos 2 to 6."""
     with TemporaryProducer(vbuckets=4) as producer:
-        producer.bucket.write_many([Set(1, b"\0k%d" % n, b"v%d" % n) for n in range(5)])
-        producer.bucket.write(Delete(1, b"\0k0"))
+        producer.bucket.write_many([SetDocument(1, b"\0k%d" % n, b"v%d" % n) for n in range(5)])
+        producer.bucket.write(DeleteDocument(1, b"\0k0"))
         yield producer
 
 
@@ -86,7 +88,7 @@ def test_the_tail_follows_the_backfill(producer: TemporaryProducer, dialect: Dia
         talk.send(request())
         talk.read_until(m.Deletion)
         for number in range(7, 10):
-            producer.bucket.write(Set(1, b"\0k%d" % number, b"live"))
+            producer.bucket.write(SetDocument(1, b"\0k%d" % number, b"live"))
             *around, change = talk.read_until(m.Mutation)
             assert (change.seqno, change.value) == (number, b"live")
             assert any(isinstance(x, m.SnapshotMarker | m.SnapshotStart) for x in around)
@@ -98,7 +100,7 @@ def test_a_reader_of_a_lost_branch_rolls_back_and_tries_again(
 ) -> None:
     old = vbuuid(producer)
     producer.fail_over(1, 4)
-    producer.bucket.write(Set(1, b"\0new", b"branch"))
+    producer.bucket.write(SetDocument(1, b"\0new", b"branch"))
     with opened(producer, dialect) as talk:
         talk.send(request(start=6, vbuuid=old))
         assert talk.read() == m.StreamRollback(opaque=45, seqno=4)
@@ -113,11 +115,7 @@ def test_an_unknown_branch_goes_back_to_the_beginning(
 ) -> None:
     with opened(producer, dialect) as talk:
         talk.send(request(start=4, vbuuid=12345))
-        answer = talk.read()
-    if dialect.name == "001":  # as that draft says it
-        assert answer.status is Status.NOT_FOUND
-    else:
-        assert answer == m.StreamRollback(opaque=45, seqno=0)
+        assert talk.read() == m.StreamRollback(opaque=45, seqno=0)
 
 
 @pytest.mark.parametrize("dialect", DRAFTS, ids=by_name)
@@ -178,10 +176,66 @@ def test_a_second_connection_of_the_same_name_closes_the_first(
 def test_nothing_before_open_and_open_only_once(
     producer: TemporaryProducer, dialect: Dialect
 ) -> None:
-    with Talk(producer, Dcp()) as talk:
-        assert talk.ask(m.CloseStream(vbucket=1)).status is Status.INVALID
+    for early in (request(), m.CloseStream(vbucket=1), m.Control(key="enable_noop", value="true")):
+        with Talk(producer, Dcp()) as talk:
+            talk.send(early)
+            assert talk.is_closed()
     with opened(producer, dialect) as talk:
-        assert talk.open("again").status is Status.INVALID
+        talk.send(m.Open(name="again", flags=OpenFlag.PRODUCER))
+        assert talk.is_closed()
+
+
+def test_a_failover_log_before_open(producer: TemporaryProducer) -> None:
+    with Talk(producer, Dcp()) as talk:
+        log = talk.ask(m.FailoverLogRequest(vbucket=1)).failover_log
+        assert log == producer.bucket.failover_log(1).entries
+    strict = ServerSettings(policy=Policy(log_needs_open=True))  # as release 3.0.2
+    with TemporaryProducer(vbuckets=1, settings=strict) as other, Talk(other, Dcp()) as talk:
+        talk.send(m.FailoverLogRequest(vbucket=0))
+        assert talk.is_closed()
+
+
+def test_requests_of_the_other_role_end_the_connection(producer: TemporaryProducer) -> None:
+    with opened(producer, Dcp()) as talk:
+        talk.send(m.AddStream(vbucket=1, flags=StreamFlag(0)))
+        assert talk.is_closed()
+    for other in (request(), m.Open(name="again", flags=OpenFlag.PRODUCER)):
+        with Talk(producer, Dcp()) as talk:
+            talk.hello()
+            talk.open("replica", OpenFlag.CONSUMER)
+            talk.send(other)
+            assert talk.is_closed()
+
+
+def test_a_notifier_says_only_that_there_is_more(producer: TemporaryProducer) -> None:
+    high = producer.bucket.vbucket_stats(1).high_seqno
+    with Talk(producer, Dcp()) as talk:
+        talk.hello()
+        assert talk.open("notifier", OpenFlag.NOTIFIER).status is Status.SUCCESS
+        talk.send(request(start=high, vbuuid=vbuuid(producer)))
+        assert isinstance(talk.read(), m.StreamAccepted)
+        producer.bucket.write(SetDocument(1, b"\0more", b"v"))
+        assert talk.read() == m.StreamEnd(vbucket=1, opaque=45, reason=StreamEndReason.OK)
+        talk.send(request())  # there is more already
+        assert isinstance(talk.read(), m.StreamAccepted)
+        assert isinstance(talk.read(), m.StreamEnd)
+        assert talk.statistics("dcp")["eq_dcpq:notifier:type"] == "notifier"
+
+
+def test_a_notifier_s_range_does_not_matter_but_its_history_does(
+    producer: TemporaryProducer,
+) -> None:
+    high = producer.bucket.vbucket_stats(1).high_seqno
+    with Talk(producer, Dcp()) as talk:
+        talk.hello()
+        talk.open("notifier", OpenFlag.NOTIFIER)
+        beyond = replace(request(start=high, vbuuid=vbuuid(producer)), end=0)
+        talk.send(replace(beyond, snapshot_start=0, snapshot_end=0))
+        assert isinstance(talk.read(), m.StreamAccepted)
+        producer.bucket.write(SetDocument(1, b"\0more", b"v"))
+        assert isinstance(talk.read(), m.StreamEnd)
+        talk.send(replace(beyond, start=1, vbuuid=0))
+        assert isinstance(talk.read(), m.StreamRollback)
 
 
 @pytest.mark.parametrize("dialect", WITH_OPEN, ids=by_name)
@@ -190,7 +244,7 @@ def test_closing_a_stream(producer: TemporaryProducer, dialect: Dialect) -> None
         talk.send(request())
         talk.read_until(m.Deletion)
         assert talk.ask(m.CloseStream(vbucket=1)).status is Status.SUCCESS
-        producer.bucket.write(Set(1, b"\0unseen", b"v"))
+        producer.bucket.write(SetDocument(1, b"\0unseen", b"v"))
         assert talk.ask(m.CloseStream(vbucket=1)).status is Status.NOT_FOUND
 
 
@@ -217,8 +271,8 @@ def test_a_nack_closes_the_one_stream(
         nack = m.PlainResponse(command=Command.MUTATION, status=status, opaque=45)
         talk.send(nack, m.FailoverLogRequest(vbucket=1, opaque=3))
         talk.read_until(m.FailoverLogResponse)  # the nack was worked on before
-        producer.bucket.write(Set(1, b"\0unseen", b"v"))
-        producer.bucket.write(Set(2, b"\0seen", b"v"))
+        producer.bucket.write(SetDocument(1, b"\0unseen", b"v"))
+        producer.bucket.write(SetDocument(2, b"\0seen", b"v"))
         assert talk.read_until(m.Mutation)[-1].opaque == 46
 
 
@@ -243,7 +297,7 @@ def test_dropping_the_socket_frees_everything(producer: TemporaryProducer) -> No
 
 def test_many_streams_on_one_connection(producer: TemporaryProducer) -> None:
     for vbucket in range(4):
-        producer.bucket.write(Set(vbucket, b"\0mine", b"%d" % vbucket))
+        producer.bucket.write(SetDocument(vbucket, b"\0mine", b"%d" % vbucket))
     with everything(producer) as talk:
         for vbucket in range(4):
             talk.send(m.StreamRequest(vbucket=vbucket, start=0, end=NO_END, opaque=100 + vbucket))
@@ -282,16 +336,46 @@ def test_markers_of_backfill_and_tail(producer: TemporaryProducer) -> None:
         talk.send(request())
         markers = [x for x in talk.read_until(m.Deletion) if isinstance(x, m.SnapshotMarker)]
         for value in (b"1", b"2"):
-            producer.bucket.write(Set(1, b"\0k9", value))
+            producer.bucket.write(SetDocument(1, b"\0k9", value))
             markers.append(talk.read())
             talk.read()
-    disk = MarkerFlag.DISK | MarkerFlag.CHECKPOINT
     memory = MarkerFlag.MEMORY
     assert [(x.start, x.end, x.flags) for x in markers] == [
-        (0, 6, disk),
-        (7, 7, memory | MarkerFlag.CHECKPOINT),
+        (0, 6, memory | MarkerFlag.CHECKPOINT),
+        (7, 7, memory),
         (8, 8, memory),
     ]
+
+
+def test_markers_of_what_was_there_when_the_server_started() -> None:
+    with TemporaryProducer(vbuckets=2) as producer:
+        producer.bucket.write(SetDocument(1, b"\0k", b"v"))
+        producer.restart()
+        with everything(producer) as talk:
+            talk.send(request())
+            disk = talk.read_until(m.SnapshotMarker)[-1]
+        assert disk.flags == MarkerFlag.DISK | MarkerFlag.CHECKPOINT
+        producer.bucket.write(SetDocument(1, b"\0k2", b"v"))
+        with everything(producer) as talk:
+            talk.send(request())
+            both = talk.read_until(m.SnapshotMarker)[-1]
+            mutation = talk.read()
+        assert (both.end, both.flags) == (2, MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT)
+        assert mutation.nru == 2
+
+
+@pytest.mark.parametrize(
+    ("peers", "extras"), [(PeerRelease.TODAY, 30), (PeerRelease.APRIL_2014, 31)]
+)
+def test_mutations_of_draft_001_have_30_or_31_bytes(peers: PeerRelease, extras: int) -> None:
+    settings = ServerSettings(peers=peers)
+    with TemporaryProducer(vbuckets=2, settings=settings) as producer:
+        producer.bucket.write(SetDocument(1, b"\0k", b"v"))
+        with opened(producer, Draft001()) as talk:
+            talk.send(m.StreamRequest(vbucket=1, start=0, end=1, opaque=1))
+            packets = [talk.packet() for _ in range(3)]
+    assert [(packet[1], packet[4]) for packet in packets[2:]] == [(0x57, extras)]
+    assert (packets[2][24 + 30] == 2) is (extras == 31)
 
 
 def test_resuming_inside_a_snapshot_repeats_its_edges(producer: TemporaryProducer) -> None:
@@ -302,7 +386,7 @@ def test_resuming_inside_a_snapshot_repeats_its_edges(producer: TemporaryProduce
 
 
 def test_the_same_key_appears_once_in_a_snapshot(producer: TemporaryProducer) -> None:
-    changes = [Set(2, b"\0key%d" % (number % 7), b"%d" % number) for number in range(100)]
+    changes = [SetDocument(2, b"\0key%d" % (number % 7), b"%d" % number) for number in range(100)]
     producer.bucket.write_many(changes)
     with everything(producer) as talk:
         talk.send(m.StreamRequest(vbucket=2, start=0, end=100, opaque=1))
@@ -324,7 +408,7 @@ def test_flags_of_the_request(producer: TemporaryProducer) -> None:
         ]
         talk.send(request(flags=StreamFlag.FROM_LATEST, vbuuid=0))
         assert isinstance(talk.read(), m.StreamAccepted)
-        producer.bucket.write(Set(1, b"\0later", b"v"))
+        producer.bucket.write(SetDocument(1, b"\0later", b"v"))
         assert talk.read_until(m.Mutation)[-1].seqno == 7
 
 
@@ -339,7 +423,7 @@ def test_a_takeover_hands_the_vbucket_over(producer: TemporaryProducer) -> None:
         talk.send(m.PlainResponse(command=Command.SNAPSHOT_MARKER, opaque=45))
         assert talk.read() == m.SetStreamState(vbucket=1, opaque=45, state=VBucketState.PENDING)
         assert producer.bucket.state(1) is VBucketState.ACTIVE
-        producer.bucket.write(Set(1, b"\0last", b"word"))  # between the states
+        producer.bucket.write(SetDocument(1, b"\0last", b"word"))  # between the states
         talk.send(m.PlainResponse(command=Command.SET_STREAM_STATE, opaque=45))
         rest = talk.read_until(m.Mutation)
         assert rest[-1].key == b"last"
@@ -362,7 +446,7 @@ def test_collections_and_their_events(producer: TemporaryProducer) -> None:
     bucket = producer.bucket
     shop = bucket.create_scope("shop")
     orders = bucket.create_collection(shop.id, "orders")
-    bucket.write(Set(1, bytes([orders.id]) + b"o1", b"{}"))
+    bucket.write(SetDocument(1, bytes([orders.id]) + b"o1", b"{}"))
     with everything(producer) as talk:
         talk.send(request(flags=StreamFlag.TO_LATEST))
         stream = talk.read_until(m.StreamEnd)
@@ -383,6 +467,19 @@ def test_collections_and_their_events(producer: TemporaryProducer) -> None:
         marker = next(x for x in stream if isinstance(x, m.SnapshotMarker))
         assert marker.end == 6  # lowered to the last change that is for this reader
         assert [x.seqno for x in stream if isinstance(x, DATA)] == [2, 3, 4, 5, 6]
+
+
+def test_events_as_flatbuffers(producer: TemporaryProducer) -> None:
+    shop = producer.bucket.create_scope("shop")
+    orders = producer.bucket.create_collection(shop.id, "orders")
+    with everything(producer) as talk:
+        assert talk.control("flatbuffers_system_events", "true").status is Status.SUCCESS
+        for choice in (b"", b'{"collections":["%x"]}' % orders.id):
+            talk.send(replace(request(flags=StreamFlag.TO_LATEST), filter=choice))
+            events = [x for x in talk.read_until(m.StreamEnd) if isinstance(x, m.SystemEvent)]
+            assert {x.version for x in events} == {2}
+            told = [(x.event, x.key) for x in events]
+            assert told == ([(0, b"orders")] if choice else [(3, b"shop"), (0, b"orders")])
 
 
 def test_features_need_noops(producer: TemporaryProducer) -> None:
@@ -407,7 +504,7 @@ def test_out_of_order_backfills_have_edges_and_no_marker(
         advanced = [m.SeqnoAdvanced] if value != "true" else []
         data = [m.Mutation] * 4 + [m.Deletion]
         assert kinds == [m.StreamAccepted, m.OsoSnapshot, *data, *advanced, m.OsoSnapshot]
-        producer.bucket.write(Set(1, b"\0tail", b"v"))
+        producer.bucket.write(SetDocument(1, b"\0tail", b"v"))
         assert isinstance(talk.read(), m.SnapshotMarker)  # the tail is in order again
         talk.read()
         talk.send(replace(request(start=4, vbuuid=vbuuid(producer)), opaque=46))
@@ -419,11 +516,22 @@ def test_statistics_tell_of_streams(producer: TemporaryProducer) -> None:
         talk.control("connection_buffer_size", "4096")
         talk.send(request())
         talk.read_until(m.Deletion)
-        talk.send(kv.Stat(group="dcp", opaque=5))
-        told = {}
-        while (stat := talk.read()).key:
-            told[stat.key] = stat.value.decode()
-    assert told["eq_dcpq:watched:num_streams"] == "1"
+        talk.ask(m.CloseStream(vbucket=1))
+        sent = sum(stream.bytes_sent for stream in producer.producer.server.view().connections)
+        talk.send(m.BufferAck(size=sent))
+        told: dict[str, str] = {}
+        older: dict[str, str] = {}
+        for group, stats in (("dcp", told), ("upr", older)):
+            talk.send(kv.Stat(group=group, opaque=5))
+            while (stat := talk.read()).key:
+                stats[stat.key] = stat.value.decode()
+    assert older == {key.replace("eq_dcpq", "eq_uprq"): told[key] for key in told}
+    assert told["eq_dcpq:watched:created"].isdigit()
+    assert told["eq_dcpq:watched:total_bytes_sent"] == str(sent)
+    assert told["eq_dcpq:watched:total_acked_bytes"] == str(sent)
+    assert told["eq_dcpq:watched:unacked_bytes"] == "0"
+    assert told["eq_dcpq:watched:num_streams"] == "0"
     assert told["eq_dcpq:watched:max_buffer_bytes"] == "4096"
+    assert told["eq_dcpq:watched:stream_1_state"] == "dead"
     assert told["eq_dcpq:watched:stream_1_opaque"] == "45"
     assert told["eq_dcpq:watched:stream_1_items_sent"] == "5"

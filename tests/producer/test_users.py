@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.producer.users import (
+from upriver.producer.bootstrap.users import (
     ITERATIONS,
     MAX_NAME,
     MAX_PASSWORD,
@@ -70,7 +70,7 @@ def test_without_users_everybody_may_do_everything_until_there_is_one() -> None:
     assert users.authenticate("bob", "anything") == "bob"
     users.add("ann", "secret", iterations=MIN_ITERATIONS)
     assert not users.is_unrestricted
-    assert users.roles(None, "travel") == frozenset()
+    assert users.roles(None, "travel") == frozenset()  # type: ignore[unreachable]
     assert users.authenticate("bob", "anything") is None
 
 
@@ -124,7 +124,15 @@ def test_adding_again_replaces_password_and_roles() -> None:
 def test_names_and_passwords_that_are_none(name: str, password: str) -> None:
     with pytest.raises(ConfigError):
         Users().add(name, password)
-    assert Users.unrestricted().authenticate(name, password) is None
+    users = Users()
+    users.add("ann", "secret", iterations=MIN_ITERATIONS)
+    assert users.authenticate(name, password) is None
+
+
+def test_without_users_a_name_is_enough() -> None:
+    for password in ("", "sec\nret", "x" * (MAX_PASSWORD + 1)):
+        assert Users.unrestricted().authenticate("ann", password) == "ann"
+    assert Users.unrestricted().authenticate("an\0n", "secret") is None
 
 
 @pytest.mark.parametrize("iterations", [0, MIN_ITERATIONS - 1, 10**9])

@@ -11,7 +11,7 @@ from talk import Talk
 
 from upriver.errors import Status
 from upriver.model import StreamEndReason
-from upriver.store import Set
+from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -27,7 +27,7 @@ def producer() -> Iterator[TemporaryProducer]:
     """Vbuckets 0 and 12, which the examples speak of, have three documents each."""
     with TemporaryProducer(vbuckets=16) as producer:
         for vbucket in (0, 12):
-            producer.bucket.write_many([Set(vbucket, b"\0k%d" % n, b"v") for n in range(3)])
+            producer.bucket.write_many([SetDocument(vbucket, b"\0k%d" % n, b"v") for n in range(3)])
         yield producer
 
 
@@ -63,9 +63,10 @@ def test_draft_001_rejected_and_tried_again(producer: TemporaryProducer) -> None
         opening = m.Open(name="bucketstream vb[100-105]", flags=OpenFlag.PRODUCER, opaque=1)
         talk.send(opening)
         assert talk.packet() == PACKETS["001", 2]
-        rejected = Draft001().decode(exchange(talk, "001", 8))  # a branch that nobody knows
-        assert isinstance(rejected, m.PlainResponse)
-        assert (rejected.status, rejected.opaque) == (Status.NOT_FOUND, 0x1000)
+        # A branch that nobody knows: the draft says not found, its servers sent a rollback to 0.
+        rejected = exchange(talk, "001", 8)
+        assert (rejected[6:8], rejected[24:]) == (b"\0\x23", bytes(8))
+        assert Draft001().decode(rejected) == m.StreamRollback(opaque=0x1000, seqno=0)
         accepted = Draft001().decode(exchange(talk, "001", 10))
         assert accepted == m.StreamAccepted(opaque=0x1000, failover_log=log)
         assert len(talk.read_until(lambda x: getattr(x, "seqno", 0) == 3)) == 4
@@ -106,7 +107,7 @@ def test_persistence_can_be_stopped_for_tests(producer: TemporaryProducer) -> No
 
     with Talk(producer) as talk:
         assert talk.ask(kv.StopPersistence()).status is Status.SUCCESS
-        producer.bucket.write(Set(0, b"\0more", b"v"))
+        producer.bucket.write(SetDocument(0, b"\0more", b"v"))
         assert persisted(talk) == (3, 4)
         assert talk.ask(kv.StartPersistence()).command is Command.START_PERSISTENCE
         assert persisted(talk) == (4, 4)

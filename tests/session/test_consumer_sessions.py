@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from upriver.consumer.changes import changes_of
 from upriver.errors import Status
 from upriver.model import NO_END, FailoverLog, Op, Snapshot, StreamEndReason, VBucketState
-from upriver.session.consumer import StreamOptions
-from upriver.session.events import (
+from upriver.session.consumer_events import (
     Event,
     Flushed,
     RollbackReason,
@@ -26,9 +25,10 @@ from upriver.session.events import (
     StreamRefused,
     SystemHappened,
 )
-from upriver.session.flow import counted_size
-from upriver.session.output import StreamOutput
-from upriver.session.position import Position
+from upriver.session.consumer_session import StreamOptions
+from upriver.session.flow_control import counted_size
+from upriver.session.stream_output import StreamOutput
+from upriver.session.stream_position import Position
 from upriver.wire import canonical, kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
@@ -458,7 +458,7 @@ def test_system_events_are_steps_and_events_in_their_place() -> None:
     created = m.CollectionCreated(
         vbucket=3, opaque=1, seqno=2, name="c", manifest_uid=4, scope=0, collection=8
     )
-    unknown = m.SystemEvent(vbucket=3, opaque=1, seqno=4, event=5, version=2)
+    unknown = m.SystemEvent(vbucket=3, opaque=1, seqno=4, event=5, version=3)
     wire.say(marker(0, 4), mutation(1, collection=0), created, mutation(3, collection=8), unknown)
     kinds = [type(event) for event in wire.events[1:]]
     assert kinds == [Rows, SystemHappened, Rows, SystemHappened, Rows]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from upriver.errors import Status
 from upriver.session.keepalive import ProducerKeepalive
-from upriver.session.options import (
+from upriver.session.producer_options import (
     BackfillOrder,
     OutOfOrder,
     ProducerOptions,
@@ -18,7 +20,7 @@ from upriver.wire.names import OpenFlag
 OK, INVALID, UNSUPPORTED = Status.SUCCESS, Status.INVALID, Status.NOT_SUPPORTED
 
 
-def connection(flags: OpenFlag = OpenFlag.PRODUCER, **negotiated: bool) -> ProducerOptions:
+def connection(flags: OpenFlag = OpenFlag.PRODUCER, **negotiated: Any) -> ProducerOptions:
     return ProducerOptions(flags=flags, keepalive=ProducerKeepalive(now=0.0), **negotiated)
 
 
@@ -66,7 +68,7 @@ def connection(flags: OpenFlag = OpenFlag.PRODUCER, **negotiated: bool) -> Produ
         ("backfill_order", "random", INVALID),
         ("v7_dcp_status_codes", "true", OK),
         ("v7_dcp_status_codes", "false", INVALID),
-        ("flatbuffers_system_events", "true", UNSUPPORTED),
+        ("flatbuffers_system_events", "true", OK),
         ("flatbuffers_system_events", "false", INVALID),
         ("change_streams", "true", UNSUPPORTED),
         ("change_streams", "false", INVALID),
@@ -135,7 +137,7 @@ def test_what_is_set_takes_effect() -> None:
         (0x1, True),
         (0x1 | 0x4 | 0x8 | 0x20 | 0x100 | 0x200, True),
         (0x1 | 0x40, True),
-        (0x2, False),
+        (0x2, True),
         (0x10, False),
         (0x80, False),
         (0x400, False),

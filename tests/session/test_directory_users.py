@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from upriver.errors import AuthenticationFailed, Status
-from upriver.session.introduction import Credentials, Introduction, introduce
+from upriver.session.client_handshake import Credentials, Introduction, introduce
+from upriver.session.conversation import Compute
 from upriver.wire import kv
 from upriver.wire.messages import PlainResponse, Request, Response
 from upriver.wire.names import Command
@@ -54,10 +55,11 @@ def sign_in(server: Callable[[Request], Response], *, secret: bool) -> None:
     talk = introduce(
         Introduction(agent="test", bucket="b", features=(), credentials=who, secret=secret)
     )
-    request = next(talk)
+    step = next(talk)
     while True:
+        reply = step.work() if isinstance(step, Compute) else server(step)  # type: ignore[arg-type]
         try:
-            request = talk.send(server(request))
+            step = talk.send(reply)
         except StopIteration:
             return
 
@@ -73,13 +75,13 @@ def test_where_nobody_listens_the_password_is_shown_in_the_end(at_once: bool) ->
 @pytest.mark.parametrize(("secret", "offers"), [(False, OFFERED), (True, b"SCRAM-SHA512")])
 def test_it_is_shown_nowhere_else(at_once: bool, secret: bool, offers: bytes) -> None:
     server = Server(at_once=at_once, offers=offers)
-    with pytest.raises(AuthenticationFailed, match="AUTH_ERROR"):
+    with pytest.raises(AuthenticationFailed, match="authentication failed for user 'ann'"):
         sign_in(server, secret=secret)
     assert server.asked == ["SCRAM-SHA512"]
 
 
 def test_a_wrong_password_is_wrong_in_both_ways() -> None:
-    with pytest.raises(AuthenticationFailed, match="does not believe that we are ann"):
+    with pytest.raises(AuthenticationFailed, match="authentication failed for user 'ann'"):
         sign_in(Server(at_once=False, password="other"), secret=True)
 
 

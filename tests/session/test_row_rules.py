@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from upriver.errors import DecodeError, StreamRuleBroken
 from upriver.model import Snapshot
-from upriver.session.events import Rows, SystemHappened
-from upriver.session.position import Position
+from upriver.session.consumer_events import Rows, SystemHappened
+from upriver.session.stream_position import Position
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001
 from upriver.wire.names import OsoFlag
@@ -108,10 +108,11 @@ def test_a_snapshot_that_ends_before_its_stream_is_accepted_is_no_boundary() -> 
 
 @pytest.mark.parametrize("draft", ["001", "000", "002"])
 def test_the_old_drafts_have_the_same_rules(draft: str) -> None:
-    wire = Wire(DIALECTS[draft])
-    wire.opened()
-    wire.say(mutation(1))
-    assert wire.rule == "snapshot"
+    if draft != "001":  # whose servers send a backfill before its marker
+        wire = Wire(DIALECTS[draft])
+        wire.opened()
+        wire.say(mutation(1))
+        assert wire.rule == "snapshot"
     wire = Wire(DIALECTS[draft])
     wire.opened()
     opens: m.Message = m.SnapshotStart(vbucket=3, opaque=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scramp import ScramMechanism
 
-from upriver.session.scram import SCRAM_DIGESTS, ScramClient
+from upriver.session.scram_client import MAX_ITERATIONS, SCRAM_DIGESTS, ScramClient
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_DIGESTS)
@@ -15,7 +15,8 @@ def test_scram_with_an_independent_server(mechanism: str) -> None:
     server = standard.make_server(lambda name: verifier if name == "a,b=c" else None)
     client = ScramClient(mechanism, "a,b=c", "pencil")
     server.set_client_first(client.first().decode())
-    server.set_client_final(client.answer(server.get_server_first().encode()).decode())
+    challenge = server.get_server_first().encode()
+    server.set_client_final(client.answer(challenge, client.hashing(challenge)()).decode())
     client.check(server.get_server_final().encode())
     with pytest.raises(ValueError, match="does not know the password"):
         client.check(b"v=AAAA")
@@ -37,4 +38,11 @@ def test_scram_with_an_independent_server(mechanism: str) -> None:
 )
 def test_scram_with_a_server_that_breaks_the_rules(challenge: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        ScramClient("SCRAM-SHA512", "me", "pencil", nonce="mine").answer(challenge)
+        ScramClient("SCRAM-SHA512", "me", "pencil", nonce="mine").hashing(challenge)
+
+
+def test_a_server_cannot_keep_a_client_busy_with_iterations() -> None:
+    client = ScramClient("SCRAM-SHA512", "me", "pencil", nonce="mine")
+    client.hashing(b"r=mine+,s=AAAA,i=%d" % MAX_ITERATIONS)  # which nobody has to do here
+    with pytest.raises(ValueError, match=f"wants {MAX_ITERATIONS + 1} iterations"):
+        client.hashing(b"r=mine+,s=AAAA,i=%d" % (MAX_ITERATIONS + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.model import Datatype, StreamEndReason
-from upriver.session.filters import FilterKind, StreamFilter
-from upriver.session.output import Shape, StreamOutput, ValueMode
+from upriver.session.change_writer import Shape, ValueMode
+from upriver.session.collection_filter import FilterKind, StreamFilter
+from upriver.session.stream_output import StreamOutput
 from upriver.wire import canonical, leb128, values
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from upriver.wire.frameinfo import StreamId
 from upriver.wire.framing import Framer
 from upriver.wire.names import MarkerFlag, OsoFlag
 
@@ -187,7 +190,7 @@ def test_stream_ids_are_on_every_message() -> None:
         9,
         9,
     ]
-    marker = STORED.decode(stream.snapshot_start(0, 1, MarkerFlag.DISK))
+    marker: Any = STORED.decode(stream.snapshot_start(0, 1, MarkerFlag.DISK))
     assert (marker.stream_id, marker.opaque) == (9, 77)
 
 
@@ -201,7 +204,8 @@ def test_the_drafts_get_plain_documents(dialect: Dialect) -> None:
         event(4, 8, 0),
         mutation(5, collection=8),
     )
-    assert [type(x) for x in messages] == [m.Mutation, m.Deletion, m.Expiration]
+    kinds: list[type[m.Message]] = [m.Mutation, m.Deletion, m.Expiration]
+    assert [type(x) for x in messages] == kinds
     assert (messages[0].value, messages[0].key, messages[0].datatype) == (b'{"a":1}', b"key1", 0)
     assert [x.seqno for x in messages] == [1, 2, 3]
 
@@ -226,14 +230,43 @@ def test_the_order_of_messages_is_each_drafts_own() -> None:
 
 def test_markers() -> None:
     stream = output(STORED)
-    marker = STORED.decode(stream.snapshot_start(3, 9, MarkerFlag.DISK | MarkerFlag.CHECKPOINT))
+    marker: Any = STORED.decode(
+        stream.snapshot_start(3, 9, MarkerFlag.DISK | MarkerFlag.CHECKPOINT)
+    )
     assert (marker.start, marker.end, marker.flags) == (3, 9, 6)
-    newer = STORED.decode(stream.snapshot_start(3, 9, MarkerFlag.DISK, purge_seqno=2))
+    newer: Any = STORED.decode(stream.snapshot_start(3, 9, MarkerFlag.DISK, purge_seqno=2))
     assert newer.purge_seqno == 2
-    advanced = STORED.decode(stream.snapshot_end(9, 7))
+    advanced: Any = STORED.decode(stream.snapshot_end(9, 7))
     assert (type(advanced), advanced.seqno) == (m.SeqnoAdvanced, 9)
     assert output(Dcp()).snapshot_end(9, 7) == b""  # nobody without collections could read it
-    assert STORED.decode(stream.out_of_order(OsoFlag.START)).flags == OsoFlag.START
+    unordered: Any = STORED.decode(stream.out_of_order(OsoFlag.START))
+    assert unordered.flags == OsoFlag.START
+
+
+@given(
+    start=st.integers(0, 2**64 - 1),
+    end=st.integers(0, 2**64 - 1),
+    flags=st.integers(0, sum(MarkerFlag)).map(MarkerFlag),
+    stream_id=st.sampled_from([None, 1, 0xFFFF]),
+    collections=st.booleans(),
+)
+def test_a_marker_is_what_the_dialect_writes(
+    start: int, end: int, flags: MarkerFlag, stream_id: int | None, collections: bool
+) -> None:
+    """Its head is written once for a stream, and only the seqnos and flags for each snapshot."""
+    dialect = Dcp(collections=collections)
+    wanted = StreamFilter(kind=FilterKind.EVERYTHING, stream_id=stream_id)
+    marker = m.SnapshotMarker(
+        vbucket=5,
+        opaque=77,
+        start=start,
+        end=end,
+        flags=flags,
+        frames=() if stream_id is None else (StreamId(stream_id),),
+    )
+    assert output(dialect, filter=wanted).snapshot_start(start, end, flags) == dialect.encode(
+        marker
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +306,7 @@ def test_every_shape_sends_what_its_dialect_reads(
     kinds: list[str], shape: Shape, collections: bool
 ) -> None:
     """Whatever is stored and wanted, packets are sound and seqnos rise."""
-    makers = {
+    makers: dict[str, Callable[[int], bytes]] = {
         "m": mutation,
         "x": lambda s: mutation(s, value=XATTRS, datatype=5),
         "s": lambda s: mutation(s, value=values.deflate(XATTRS), datatype=7),

@@ -18,14 +18,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
-from upriver.session.position import Position, PositionTracker
+from upriver.session.stream_position import Position, PositionTracker
 from upriver.spark.admission import Limits
+from upriver.spark.offset_planning import (
+    ObservedVBucket,
+    from_beginning,
+    from_latest,
+    from_positions,
+    plan,
+)
 from upriver.spark.offsets import Offset, SourceIdentity
-from upriver.spark.planning import VBucketFacts, from_beginning, from_latest, from_positions, plan
-from upriver.spark.reading import ReadStep, Verdict, judge, partition, steps_between
+from upriver.spark.task_steps import ReadStep, StepVerdict, judge, partition, steps_between
 
-Plan = Callable[[Offset, Mapping[int, VBucketFacts], Limits], Offset]
-Judge = Callable[..., Verdict]
+Plan = Callable[[Offset, Mapping[int, ObservedVBucket], Limits], Offset]
+Judge = Callable[..., StepVerdict]
 Documents = dict[tuple[int, str], int]
 
 
@@ -227,10 +233,21 @@ class Simulation:
         return from_beginning(self.source)
 
     def positions_of_a_consumer(self) -> dict[int, Position]:
-        """Somebody has read part of the bucket and hands over; what it read is in the table."""
+        """Somebody has read part of the bucket and hands over; what it read is in the table.
+
+        It may have begun at "now", and then holds nothing of what was there before.
+        """
         positions = {}
+        self.starts_at_latest = self.random.random() < 0.4
         for number, vbucket in enumerate(self.vbuckets):
             tracker = PositionTracker()
+            if self.starts_at_latest and vbucket.high:
+                high = vbucket.high
+                offset = StreamOffset(vbucket.vbuuid, high, Snapshot(high, high))
+                tracker = PositionTracker(Position(offset, vbucket.log, (high,), origin=high))
+                for _ in range(self.random.randrange(4)):
+                    self.written += 1
+                    vbucket.write(self.random.choice(self.keys), self.written)
             for _ in range(self.random.randrange(1, 4)):
                 if not vbucket.grants(tracker.position().offset, 0):
                     break
@@ -251,7 +268,7 @@ class Simulation:
         self.anything(6)
         return positions
 
-    def facts(self, at: Offset, *, all_of_them: bool = True) -> dict[int, VBucketFacts]:
+    def facts(self, at: Offset, *, all_of_them: bool = True) -> dict[int, ObservedVBucket]:
         found = {}
         for number, vbucket in enumerate(self.vbuckets):
             if not all_of_them and self.random.random() < 0.1:
@@ -265,7 +282,7 @@ class Simulation:
             )
             if not refused and self.asks_once:
                 self.proved.add(number)
-            found[number] = VBucketFacts(
+            found[number] = ObservedVBucket(
                 high_seqno=vbucket.high,
                 failover_log=log,
                 purge_seqno=vbucket.purge_seqno if self.tells_purge_seqno else None,
@@ -360,15 +377,15 @@ class Simulation:
             granted = server.grants(offset, self.heeded(step.purge_seqno))
             verdict = self.world.judge(step, offset, server.log, granted=granted)
             self.seen[verdict.name] += 1
-            if verdict is Verdict.START_OVER:
+            if verdict is StepVerdict.START_OVER:
                 raise TaskFailed
-            if verdict is Verdict.RETRY:
+            if verdict is StepVerdict.RETRY:
                 if server is self.vbuckets[step.vbucket]:
                     self.seen["branch forgotten"] += 1
                     raise TaskFailed
                 self.vbuckets[step.vbucket].forgotten = None
                 continue
-            if verdict is Verdict.SKIP:
+            if verdict is StepVerdict.SKIP:
                 return
             changes = server.read(offset.seqno)
             snapshot = Snapshot(offset.seqno, server.high)

@@ -15,9 +15,9 @@ from storekit import split
 
 from upriver.model import Op
 from upriver.spark.fold import fold
-from upriver.spark.options import RowFormat
-from upriver.spark.rows import spark_schema
-from upriver.store import Bucket, Set, document_key
+from upriver.spark.row_schema import spark_schema
+from upriver.spark.source_options import RowFormat
+from upriver.store import Bucket, SetDocument, document_key
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import canonical
 from upriver.wire.canonical import CanonicalChange
@@ -101,7 +101,7 @@ def documents(bucket: Bucket) -> dict[Place, bytes]:
 def fill(producer: TemporaryProducer, keys: Iterable[int], value: bytes = b"{}") -> None:
     """Writes documents into all vbuckets in turn: key 5 of 4 vbuckets is in vbucket 1."""
     count = producer.bucket.settings.vbuckets
-    changes = [Set(key % count, document_key(b"key-%d" % key), value) for key in keys]
+    changes = [SetDocument(key % count, document_key(b"key-%d" % key), value) for key in keys]
     for outcome in producer.bucket.write_many(changes):
         assert not isinstance(outcome, Exception), outcome
 
@@ -214,7 +214,7 @@ def until(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
     for _ in range(PATIENCE * 20):
         if is_so():
             return
-        if query.awaitTermination(0.05):
+        if query.awaitTermination(0.05):  # type: ignore[arg-type]  # a fraction is right as well
             break
     raise AssertionError(f"it did not come: {query.exception() or query.status}")
 

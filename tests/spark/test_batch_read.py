@@ -21,10 +21,10 @@ from storekit import Clock
 
 from upriver.consumer import Consumer
 from upriver.model import Datatype, FailoverLog, Op, VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.server_settings import ServerSettings
 from upriver.spark.fold import fold
-from upriver.store import Set, WithMeta, document_key
+from upriver.store import SetDocument, WithMeta, document_key
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
 from upriver.wire.values import join_xattrs
 
@@ -75,8 +75,10 @@ def shop(spark: SparkSession) -> Iterator[Shop]:
         shop = Shop(spark, producer, proxy)
         for number in range(0, 40, 4):
             producer.delete(b"key-%d" % number)
-        soon = Set(5, document_key(b"short-lived"), b"{}", expiry=clock.seconds + 60, flags=7)
-        later = Set(5, document_key(b"lives"), b"", expiry=clock.seconds + 9_999_999)
+        soon = SetDocument(
+            5, document_key(b"short-lived"), b"{}", expiry=clock.seconds + 60, flags=7
+        )
+        later = SetDocument(5, document_key(b"lives"), b"", expiry=clock.seconds + 9_999_999)
         bucket.write(soon)
         bucket.write(later)
         clock.advance(120)
@@ -88,7 +90,7 @@ def shop(spark: SparkSession) -> Iterator[Shop]:
         for number in range(30):
             producer.write(b"order-%d" % number, b"{}", collection=orders)
         bucket.write(
-            Set(
+            SetDocument(
                 6,
                 document_key(b"with attributes"),
                 join_xattrs({"note": b'{"by":"ann"}'}, b'{"a":1}'),
@@ -96,8 +98,8 @@ def shop(spark: SparkSession) -> Iterator[Shop]:
             )
         )
         packed = bytes(cramjam.snappy.compress_raw(b"packed " * 99))
-        bucket.write(Set(6, document_key(b"packed"), packed, datatype=int(Datatype.SNAPPY)))
-        bucket.write(Set(6, document_key(b"no text"), b"\xff\xfe"))
+        bucket.write(SetDocument(6, document_key(b"packed"), packed, datatype=int(Datatype.SNAPPY)))
+        bucket.write(SetDocument(6, document_key(b"no text"), b"\xff\xfe"))
         yield shop
 
 

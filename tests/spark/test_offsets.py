@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from upriver.errors import ConfigError
 from upriver.model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamOffset
 from upriver.spark.admission import Limits
+from upriver.spark.offset_planning import ObservedVBucket, from_beginning, plan
 from upriver.spark.offsets import (
-    MAX_BOUNDARIES,
     UNTOUCHED,
     Boundary,
     Offset,
-    Progress,
     SourceIdentity,
+    VBucketProgress,
+    most_boundaries,
     thinned,
 )
-from upriver.spark.planning import VBucketFacts, from_beginning, plan
 
 SOURCE = SourceIdentity("travel", "5f1c", 16)
 LINE = "1042 b2 c0ffee@900,beef -12+15 -130~131 from:40 purge:2000 rollback"
-PROGRESS = Progress(
+PROGRESS = VBucketProgress(
     seqno=1042,
     branch=2,
     log=FailoverLog.of((0xC0FFEE, 900), (0xBEEF, 0)),
@@ -40,14 +40,14 @@ U64 = st.integers(0, NO_END)
 
 
 @st.composite
-def any_progress(draw: st.DrawFn) -> Progress:
-    places = sorted(draw(st.sets(U64, min_size=2, max_size=MAX_BOUNDARIES + 2)))
+def any_progress(draw: st.DrawFn) -> VBucketProgress:
+    places = sorted(draw(st.sets(U64, min_size=2, max_size=most_boundaries(1) + 2)))
     began = sorted(draw(st.lists(U64, min_size=1, max_size=3)), reverse=True)
     boundaries: list[Boundary] = []
     for place in places[1:-1]:
         least = max(place, boundaries[-1].bound) if boundaries else place
         boundaries.append(Boundary(place, draw(st.integers(least, NO_END))))
-    return Progress(
+    return VBucketProgress(
         seqno=places[-1],
         branch=draw(U64),
         log=FailoverLog(tuple(FailoverEntry(draw(U64), seqno) for seqno in began)),
@@ -66,7 +66,7 @@ def stored(**changes: object) -> dict[str, object]:
 
 
 @given(st.dictionaries(st.integers(0, 15), any_progress()))
-def test_an_offset_survives_its_text(progress: dict[int, Progress]) -> None:
+def test_an_offset_survives_its_text(progress: dict[int, VBucketProgress]) -> None:
     offset = Offset(SOURCE, progress)
     text = json.dumps(offset.to_dict())
     assert Offset.of_dict(json.loads(text), SOURCE) == offset
@@ -88,7 +88,7 @@ def test_nothing_decided_yet_is_no_offset() -> None:
 def test_a_step_asks_from_its_newest_boundary_under_an_honest_claim() -> None:
     assert PROGRESS.start == 1030
     assert PROGRESS.request == StreamOffset(0xC0FFEE, 1030, Snapshot(912, 1045))
-    latest = Progress(seqno=50, log=FailoverLog.of((0xBEEF, 0)), origin=50)
+    latest = VBucketProgress(seqno=50, log=FailoverLog.of((0xBEEF, 0)), origin=50)
     assert latest.request == StreamOffset(0xBEEF, 50, Snapshot(50, 50))
     assert UNTOUCHED.request == StreamOffset.beginning()
 
@@ -101,15 +101,15 @@ def test_a_thousand_vbuckets_that_all_moved_fit_well_below_a_hundred_kib(rows: i
     logs = [FailoverLog.of((rnd.randrange(2**47, 2**48), 0)) for _ in range(1024)]
     for _ in range(30):
         highs = [high + rnd.randrange(1, 2_000) for high in highs]
-        facts = {v: VBucketFacts(highs[v], logs[v], purge_seqno=0) for v in range(1024)}
+        facts = {v: ObservedVBucket(highs[v], logs[v], purge_seqno=0) for v in range(1024)}
         offset = plan(offset, facts, Limits(rows=rows))
     assert len(offset.progress) == 1024
     assert len(json.dumps(offset.to_dict())) < 90 * 1024
 
 
 def test_vbuckets_that_never_moved_cost_nothing() -> None:
-    idle = {v: VBucketFacts(0, FailoverLog.of((v + 1, 0))) for v in range(1, 16)}
-    moved = {0: VBucketFacts(5, FailoverLog.of((99, 0)))}
+    idle = {v: ObservedVBucket(0, FailoverLog.of((v + 1, 0))) for v in range(1, 16)}
+    moved = {0: ObservedVBucket(5, FailoverLog.of((99, 0)))}
     assert plan(from_beginning(SOURCE), {**idle, **moved}).progress.keys() == {0}
 
 
@@ -195,21 +195,29 @@ def test_a_bucket_has_a_sane_number_of_vbuckets(count: int) -> None:
 # ---- which boundaries are kept -----------------------------------------------------------
 
 
-@given(st.sets(U64, max_size=30))
-def test_thinning_keeps_the_two_newest_and_invents_nothing(seqnos: set[int]) -> None:
+@given(st.sets(U64, max_size=50), st.integers(5, 32))
+def test_thinning_keeps_the_two_newest_and_invents_nothing(seqnos: set[int], most: int) -> None:
     boundaries = tuple(Boundary(seqno, seqno) for seqno in sorted(seqnos))
-    kept = thinned(boundaries)
-    assert len(kept) == min(len(boundaries), MAX_BOUNDARIES)
+    kept = thinned(boundaries, most)
+    assert len(kept) == min(len(boundaries), most)
     assert set(kept) <= set(boundaries)
     assert kept[-2:] == boundaries[-2:]
 
 
-def test_old_boundaries_survive_many_batches_without_leaving_the_near_past_empty() -> None:
+@pytest.mark.parametrize(("vbuckets", "most"), [(1, 32), (64, 32), (512, 10), (1024, 5)])
+def test_small_buckets_keep_more_boundaries(vbuckets: int, most: int) -> None:
+    assert most_boundaries(vbuckets) == most
+
+
+@pytest.mark.parametrize(("most", "factor", "oldest"), [(5, 32, 30), (10, 6.1, 300), (32, 2, 2000)])
+def test_old_boundaries_survive_many_batches_without_leaving_the_near_past_empty(
+    most: int, factor: float, oldest: int
+) -> None:
     boundaries: tuple[Boundary, ...] = ()
     for batch in range(1, 5_000):
-        boundaries = thinned((*boundaries, Boundary(batch * 100, batch * 100)))
+        boundaries = thinned((*boundaries, Boundary(batch * 100, batch * 100)), most)
         distances = [batch * 100 - boundary.seqno for boundary in boundaries[-2::-1]]
-        assert all(far <= 32 * near for near, far in pairwise(distances))
-        if batch > 100:
+        assert all(far <= factor * near for near, far in pairwise(distances))
+        if batch > 4_000:
             assert distances[0] == 100
-            assert distances[-1] >= 30 * 100
+            assert distances[-1] >= oldest * 100

@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from upriver.errors import ConfigError, RemoteProtocolError, UpriverError
 from upriver.model import Datatype
-from upriver.spark import bodies
-from upriver.spark.options import RowFormat
-from upriver.spark.rows import RowBuilder, arrow_schema, spark_schema
+from upriver.spark import value_columns
+from upriver.spark.row_schema import RowBuilder, arrow_schema, spark_schema
+from upriver.spark.source_options import RowFormat
 from upriver.wire.columns.result import SCHEMA
 from upriver.wire.values import deflate, join_xattrs
 
@@ -59,7 +59,7 @@ def decoded(*changes: dict[str, Any]) -> pa.RecordBatch:
         values = [row[cell.name] for row in rows]
         if cell.name == "op":
             ops = ["mutation", "deletion", "expiration"]
-            indices = pa.array([ops.index(value) for value in values], pa.int8())
+            indices = pa.array([ops.index(str(value)) for value in values], pa.int8())
             columns.append(pa.DictionaryArray.from_arrays(indices, pa.array(ops)))
         else:
             columns.append(pa.array(values, cell.type))
@@ -298,7 +298,7 @@ def test_text_is_checked_and_what_is_none_is_kept_apart() -> None:
 
 
 def test_a_batch_that_unpacks_to_much_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_MOST_UNPACKED", 5_000)
+    monkeypatch.setattr(value_columns, "_MOST_UNPACKED", 5_000)
     changes = [
         {"seqno": n, "value": deflate(b"%d" % n * 500), "datatype": SNAPPY}
         if n % 3

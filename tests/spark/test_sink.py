@@ -10,21 +10,21 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from upriver.consumer.topology import vbucket_of
+from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import DEVELOPMENT_PASSWORD, Grant, Role, Users
+from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD, Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
 from upriver.spark import sink
-from upriver.spark.options import WriteOptions
 from upriver.spark.sink_rows import FENCE_PREFIX, roles_of
+from upriver.spark.source_options import WriteOptions
 from upriver.store import document_key
 from upriver.testing import TemporaryProducer
 
@@ -382,7 +382,7 @@ def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:
     writer.commit([sink.Written(query="empty")], 7)
     assert not is_there(producer, "_upriver:sink:empty")
     producer.write(b"_upriver:sink:q", b"nonsense")
-    with pytest.raises(ConfigError, match="is no fence of a stream; delete it"):
+    with pytest.raises(ConfigError, match="is not a fence of a stream: delete it"):
         writer.commit([sink.Written(written=1, query="q")], 5)
 
 
@@ -392,14 +392,17 @@ def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:
 @pytest.mark.parametrize(
     ("select", "said"),
     [
-        ("'k' AS key, cast(NULL AS string) AS value", "key='k': a mutation has no value"),
+        ("'k' AS key, cast(NULL AS string) AS value", "key='k': a mutation needs a value"),
         ("cast(NULL AS string) AS key, 'v' AS value", "a row has no key"),
         ("'k' AS key, 'v' AS value, 'rollback' AS op", "fold the changes first"),
-        ("'k' AS key, 'v' AS value, 'upsert' AS op", "key='k': 'upsert' is no op; there are mut"),
+        (
+            "'k' AS key, 'v' AS value, 'upsert' AS op",
+            "key='k': 'upsert' is not an op; the ops are mut",
+        ),
         ("repeat('k', 251) AS key, 'v' AS value", "has 251 bytes; a key has 1 to 250"),
         ("'' AS key, 'v' AS value", "a key has 1 to 250"),
-        ("'k' AS key, 'v' AS value, -1 AS flags", "key='k': flags of -1 are not within"),
-        ("'k' AS key, 'v' AS value, 9999999999 AS expiry", "key='k': it expires 9999999999 s"),
+        ("'k' AS key, 'v' AS value, -1 AS flags", "key='k': flags -1 is not within"),
+        ("'k' AS key, 'v' AS value, 9999999999 AS expiry", "key='k': the expiry, 9999999999 s"),
     ],
 )
 def test_a_row_that_cannot_be_written_is_named(
@@ -431,7 +434,7 @@ def test_a_user_who_may_not(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.sql("SELECT 'k' AS key, 'v' AS value")
     with TemporaryProducer(vbuckets=VBUCKETS, settings=settings) as guarded:
         wrong = complaint(frame, guarded, user="reader", password="wr0ng")
-        assert "does not believe that we are reader" in wrong
+        assert "authentication failed for user 'reader'" in wrong
         assert "wr0ng" not in wrong
         said = complaint(frame, guarded, user="reader", password="p4ssword")
         assert "writing the document 'k' was refused with NO_ACCESS: the user may not write" in said
@@ -440,22 +443,22 @@ def test_a_user_who_may_not(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
-        ("key string", {}, "valueColumn: the frame has no column 'value', but key"),
-        ("value string", {}, "keyColumn: the frame has no column 'key', but value"),
+        ("key string", {}, "valueColumn: there is no column 'value', only key"),
+        ("value string", {}, "keyColumn: there is no column 'key', only value"),
         ("key int, value string", {}, "'key' is int; it must be binary or string"),
         ("key string, value map<string,int>", {}, "'value' is map"),
         ("key string, value string, cas decimal(20,0)", {}, "'cas' is decimal; it must be bigint"),
-        ("key string, value string", {"checkCas": "true"}, "the frame has no column 'cas'"),
+        ("key string, value string", {"checkCas": "true"}, "there is no column 'cas'"),
     ],
 )
 def test_a_frame_that_cannot_be_written(columns: str, options: dict[str, str], said: str) -> None:
     parsed = WriteOptions.parse({"connectionString": "couchbase://h/b", **options})
     with pytest.raises(ConfigError) as failure:
-        roles_of(parsed, StructType.fromDDL(columns))
+        roles_of(parsed, cast("StructType", StructType.fromDDL(columns)))
     assert said in str(failure.value)
 
 
 def test_a_bucket_is_not_emptied(spark: SparkSession, producer: TemporaryProducer) -> None:
     frame = spark.sql("SELECT 'k' AS key, 'v' AS value")
-    with pytest.raises(PySparkException, match="a bucket is not emptied"):
+    with pytest.raises(PySparkException, match="is not supported"):
         frame.write.format("dcp").mode("overwrite").save(producer.source)

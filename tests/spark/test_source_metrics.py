@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 from sparkkit import Reading, fill, until
 
 from upriver.errors import ConfigError
-from upriver.spark.listener import SourceListener
+from upriver.spark.query_metrics import SourceListener
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from upriver.spark.internals import worker_python
+
 sessions = importlib.import_module("upriver.spark.session")
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -88,32 +90,32 @@ def told_by(script: str, path: str) -> list[str]:
 def test_workers_are_this_interpreter_without_sparks_archives(
     path: str, kept: str, tmp_path: Path
 ) -> None:
-    script = sessions.worker_python(tmp_path / "a place" / "b")
+    script = worker_python(tmp_path / "a place" / "b")
     assert told_by(script, path) == [sys.prefix, kept, "a b", "*", '"']
 
 
 def test_the_script_is_written_once_and_repaired_if_it_was_changed(tmp_path: Path) -> None:
-    script = Path(sessions.worker_python(tmp_path))
+    script = Path(worker_python(tmp_path))
     first = script.stat()
-    assert sessions.worker_python(tmp_path) == str(script)
+    assert worker_python(tmp_path) == str(script)
     assert script.stat().st_ino == first.st_ino
     content = script.read_text()
     script.write_text("#!/bin/sh\nexit 1\n")
-    assert sessions.worker_python(tmp_path) == str(script)
+    assert worker_python(tmp_path) == str(script)
     assert script.read_text() == content
     assert list(tmp_path.iterdir()) == [script]
 
 
 def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    script = sessions.worker_python(tmp_path)
+    script = worker_python(tmp_path)
     assert not list(tmp_path.iterdir())
     assert told_by(script, "/s/pyspark.zip:/mine")[:2] == [sys.prefix, "/mine"]
 
 
 def test_a_place_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    script = sessions.worker_python(tmp_path / "file")
+    script = worker_python(tmp_path / "file")
     assert told_by(script, "/mine")[:2] == [sys.prefix, "/mine"]
 
 
@@ -195,7 +197,7 @@ def test_the_package_that_spark_looks_for_imports_nothing() -> None:
 def test_a_source_that_cannot_be_loaded_does_not_hide_the_others(source: str, found: Any) -> None:
     code = (
         "import sys, types, pyspark_dcp\n"
-        f"sys.modules['upriver.spark.source'] = {source}\n"
+        f"sys.modules['upriver.spark.data_source'] = {source}\n"
         "print(hasattr(pyspark_dcp, 'DefaultSource'), hasattr(pyspark_dcp, 'other'))"
     )
     assert in_a_new_python(code) == f"{found} False"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from upriver.store import Backfill, Bucket, BucketSettings, Set, document_key
+from typing import Any
+
+from upriver.store import Backfill, Bucket, BucketSettings, SetDocument, document_key
+from upriver.wire import leb128, prepares
 from upriver.wire import messages as m
 from upriver.wire.dialects.dcp import Dcp
 
@@ -36,7 +39,7 @@ def key(name: str, collection: int = 0) -> bytes:
 
 def put(bucket: Bucket, name: str, value: str = "value", *, vbucket: int = 0) -> int:
     """Writes a document; returns its seqno."""
-    return bucket.write(Set(vbucket, key(name), value.encode())).seqno
+    return bucket.write(SetDocument(vbucket, key(name), value.encode())).seqno
 
 
 def value(bucket: Bucket, name: str, *, vbucket: int = 0) -> str:
@@ -53,12 +56,27 @@ def split(joined: bytes) -> list[bytes]:
     return frames
 
 
-def messages(reader: Backfill) -> list[m.Message]:
+def messages(reader: Backfill) -> list[Any]:
     """Everything that is left in a backfill, decoded by the dialect of a stream."""
     with reader:
-        return [DIALECT.decode(frame) for chunk in reader for frame in split(chunk.frames)]
+        return [decoded(frame) for chunk in reader for frame in split(chunk.frames)]
 
 
-def dump(bucket: Bucket, vbucket: int = 0) -> list[m.Message]:
+def decoded(frame: bytes) -> m.Message:
+    """A stored frame as a message; only aborts are stored in a form of their own."""
+    if not prepares.is_abort(frame):
+        return DIALECT.decode(frame)
+    one = prepares.parse_abort(frame)
+    collection, size = leb128.decode(one.key)
+    return m.Abort(
+        vbucket=one.vbucket,
+        prepared_seqno=one.prepared_seqno,
+        abort_seqno=one.seqno,
+        key=one.key[size:],
+        collection=collection,
+    )
+
+
+def dump(bucket: Bucket, vbucket: int = 0) -> list[Any]:
     """Every change of a vbucket."""
     return messages(bucket.open_reader(vbucket))

@@ -12,12 +12,23 @@ HISTORY_AGE = 1000
 PURGE_AGE = 3000
 MAX_LOG = 25
 
-#: A document by collection and name, or the event of a collection.
+#: A document by collection and name, the event of a collection, or a document's prepare.
 Path = tuple[int | str, bytes | int]
 
 
+def prepared(path: Path) -> Path:
+    """Where the prepare or the abort of a document is."""
+    assert isinstance(path[0], int)
+    assert isinstance(path[1], bytes)
+    return "prepare", bytes([path[0]]) + path[1]
+
+
 class Version(NamedTuple):
-    """What is at a path: M, D or X for documents, + or - for a collection that came or went."""
+    """What is at a path: M, D or X for documents, + or - for a collection that came or went.
+
+    P and Q are prepares of a mutation and of a deletion, A is an abort and has the prepare's seqno
+    as its value.
+    """
 
     op: str
     seqno: int
@@ -53,21 +64,52 @@ class VBucketModel:
     replaced: list[tuple[int, int]] = field(default_factory=list)
     #: Dropped collections whose documents are still there.
     dropped: dict[int, int] = field(default_factory=dict)
+    #: Prepares whose documents cannot be read: another node may have committed them.
+    doubted: set[Path] = field(default_factory=set)
+    #: By the seqno of an abort, the time of its prepare.
+    aborted_at: dict[int, int] = field(default_factory=dict)
 
     # ---- what clients do -----------------------------------------------------------------
 
     def write(self, path: Path, version: Version, now: int) -> None:
-        if path in self.here:
+        completes = version.op in "MDX" and self.is_pending(path)
+        if path in self.here or completes:
             self.replaced.append((version.seqno, now))
         self.here = {**self.here, path: version}
+        if completes:
+            del self.here[prepared(path)]
+        if completes or version.op in "PQA":
+            self.doubted.discard(prepared(path) if completes else path)
         self.high = version.seqno
         self.states[self.high] = self.here
+        if path[0] == "prepare":
+            self.highs_at[self.high] = self.highs
+            return
         collection = path[1] if path[0] == "event" else path[0]
         assert isinstance(collection, int)
         self.highs = self.highs_at[self.high] = {**self.highs, collection: self.high}
         if version.op == "-":
             assert isinstance(path[1], int)
             self.dropped[path[1]] = version.seqno
+
+    def is_pending(self, path: Path) -> bool:
+        """Whether a durable write of a document is under way."""
+        return self.pending(path) is not None
+
+    def pending(self, path: Path) -> Version | None:
+        version = self.here.get(prepared(path)) if isinstance(path[0], int) else None
+        return version if version is not None and version.op in "PQ" else None
+
+    def prepares(self) -> list[tuple[Path, Version]]:
+        """The documents with durable writes under way, and these."""
+        return [
+            ((path[1][0], path[1][1:]), version)
+            for path, version in self.here.items()
+            if version.op in "PQ" and isinstance(path[1], bytes)
+        ]
+
+    def doubt(self) -> None:
+        self.doubted = {prepared(path) for path, _ in self.prepares()}
 
     def next_rev(self, path: Path) -> int:
         old = self.here.get(path)
@@ -82,7 +124,10 @@ class VBucketModel:
         found = [
             (version.time, version.seqno, path)
             for path, version in self.here.items()
-            if version.op == "M" and 0 < version.time <= now and path[0] in (0, *manifest)
+            if version.op == "M"
+            and 0 < version.time <= now
+            and path[0] in (0, *manifest)
+            and not self.is_pending(path)
         ]
         return [path for _, _, path in sorted(found, key=lambda one: one[:2])]
 
@@ -120,7 +165,13 @@ class VBucketModel:
             self.replaced = []
             self.dropped = {}
         at = max(other for other in self.states if other <= seqno)
+        before = self.here
         self.here = self.states[at]
+        self.doubted = {
+            prepared(path)
+            for path, version in self.prepares()
+            if before.get(prepared(path)) != version or prepared(path) in self.doubted
+        }
         self.states = {other: state for other, state in self.states.items() if other <= seqno}
         self.states[seqno] = self.here
         self.highs = self.highs_at[max(other for other in self.highs_at if other <= seqno)]
@@ -158,7 +209,8 @@ class VBucketModel:
                 self.floor = max(self.floor, seqno)
         self.dropped = {}
         for path, version in list(self.here.items()):
-            old = version.op in "DX" and version.time <= now - PURGE_AGE
+            time = self.aborted_at[version.seqno] if version.op == "A" else version.time
+            old = version.op in "DXA" and time <= now - PURGE_AGE
             if old and version.seqno != self.high:
                 self._forget(path)
                 self.purge = max(self.purge, version.seqno)

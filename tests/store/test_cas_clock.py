@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from storekit import QUIET, Clock, key
 
 from upriver.model import Op
-from upriver.store import Set, Store, WithMeta
-from upriver.store.clock import HybridClock
+from upriver.store import SetDocument, Store, WithMeta
+from upriver.store.cas_clock import HybridClock
 
 
 @given(st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=50))
@@ -53,7 +53,7 @@ def test_it_does_not_go_back_over_restarts(tmp_path: Path) -> None:
     for _ in range(4):
         with Store(tmp_path, wall=clock) as store:
             bucket = store.bucket("b") if store.buckets() else store.create_bucket("b", QUIET)
-            cas = bucket.write(Set(0, key("k"), b"")).cas
+            cas = bucket.write(SetDocument(0, key("k"), b"")).cas
         assert cas > last
         last = cas
         clock.advance(-3600)
@@ -65,9 +65,9 @@ def test_it_follows_what_other_servers_gave_out(tmp_path: Path) -> None:
     with Store(tmp_path, wall=clock) as store:
         bucket = store.create_bucket("b", QUIET)
         bucket.write(WithMeta(0, key("k"), Op.MUTATION, 1, future))
-        assert bucket.write(Set(0, key("j"), b"")).cas > future
+        assert bucket.write(SetDocument(0, key("j"), b"")).cas > future
     with Store(tmp_path, wall=clock) as store:
-        assert store.bucket("b").write(Set(0, key("j"), b"")).cas > future
+        assert store.bucket("b").write(SetDocument(0, key("j"), b"")).cas > future
 
 
 def test_a_cas_that_is_no_time_does_not_take_the_clock_with_it(tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_a_cas_that_is_no_time_does_not_take_the_clock_with_it(tmp_path: Path) -
         bucket = store.create_bucket("b", QUIET)
         bucket.write(WithMeta(0, key("far"), Op.MUTATION, 1, 2**64 - 1, b"v"))
         assert bucket.get(0, key("far")).cas == 2**64 - 1
-        done = bucket.write(Set(0, key("near"), b"v"))
+        done = bucket.write(SetDocument(0, key("near"), b"v"))
         assert done.cas & ~0xFFFF == clock.nanoseconds & ~0xFFFF

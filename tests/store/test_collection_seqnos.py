@@ -10,11 +10,12 @@ from upriver.store import (
     Applied,
     BeginSnapshot,
     Bucket,
-    Delete,
+    DeleteDocument,
     Replicate,
-    Set,
+    SetDocument,
     Store,
 )
+from upriver.store.document_changes import Change
 from upriver.store.operations import apply_all
 from upriver.wire import canonical
 
@@ -22,7 +23,7 @@ DAY = 24 * 3600
 
 
 def put_in(bucket: Bucket, collection: int, name: str) -> int:
-    return bucket.write(Set(0, key(name, collection), b"value")).seqno
+    return bucket.write(SetDocument(0, key(name, collection), b"value")).seqno
 
 
 def test_changes_and_events_move_their_own_collection(bucket: Bucket) -> None:
@@ -31,7 +32,7 @@ def test_changes_and_events_move_their_own_collection(bucket: Bucket) -> None:
     new = bucket.create_collection(0, "new").id
     assert bucket.collection_seqnos(0) == {0: 1, new: 2}
     put_in(bucket, new, "b")
-    bucket.write(Delete(0, key("b", new)))
+    bucket.write(DeleteDocument(0, key("b", new)))
     put(bucket, "c")
     assert bucket.collection_seqnos(0) == {0: 5, new: 4}
     assert bucket.collection_seqnos(1) == {new: 1}
@@ -50,21 +51,27 @@ def test_a_scope_is_no_collection(bucket: Bucket) -> None:
 
 def test_one_group_moves_many(bucket: Bucket) -> None:
     new = bucket.create_collection(0, "new").id
-    changes = [Set(0, key(f"{n}", new if n % 3 else 0), b"") for n in range(40)]
+    changes = [SetDocument(0, key(f"{n}", new if n % 3 else 0), b"") for n in range(40)]
     assert all(isinstance(one, Applied) for one in bucket.write_many(changes))
     assert bucket.collection_seqnos(0) == {0: 41, new: 40}
+
+
+def collection_with_a_purged_change(bucket: Bucket, clock: Clock) -> int:
+    """Its newest change, a deletion, is gone; the default collection has one after it."""
+    new = bucket.create_collection(0, "new").id
+    put_in(bucket, new, "a")
+    bucket.write(DeleteDocument(0, key("a", new)))
+    put(bucket, "b")
+    clock.advance(4 * DAY)
+    bucket.compact()
+    return new
 
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_restart_keeps_what_purging_took(
     bucket: Bucket, clock: Clock, store: Store, *, clean: bool
 ) -> None:
-    new = bucket.create_collection(0, "new").id
-    put_in(bucket, new, "a")
-    bucket.write(Delete(0, key("a", new)))
-    put(bucket, "b")
-    clock.advance(4 * DAY)
-    bucket.compact()
+    new = collection_with_a_purged_change(bucket, clock)
     assert [one.seqno for one in dump(bucket)] == [1, 4]
     assert bucket.collection_seqnos(0) == {0: 4, new: 3}
     if not clean:
@@ -92,12 +99,7 @@ def test_going_back_lowers_only_what_is_above(bucket: Bucket) -> None:
 
 
 def test_going_back_knows_of_purged_changes(bucket: Bucket, clock: Clock, store: Store) -> None:
-    new = bucket.create_collection(0, "new").id
-    put_in(bucket, new, "a")
-    bucket.write(Delete(0, key("a", new)))
-    put(bucket, "b")
-    clock.advance(4 * DAY)
-    bucket.compact()
+    new = collection_with_a_purged_change(bucket, clock)
     bucket.close()
     bucket = store.bucket("b")
     put_in(bucket, new, "c")
@@ -110,7 +112,7 @@ def test_going_back_knows_of_purged_changes(bucket: Bucket, clock: Clock, store:
 def test_an_empty_vbucket_begins_anew(bucket: Bucket, clock: Clock) -> None:
     new = bucket.create_collection(0, "new").id
     put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     put_in(bucket, new, "b")
     clock.advance(4 * DAY)
     bucket.compact()
@@ -146,7 +148,7 @@ def test_a_replica_counts_what_it_receives(store: Store) -> None:
     with active.open_reader(0) as reader:
         (created,) = reader
     begun = BeginSnapshot(0, 1, 9)
-    changes = [begun, *(Replicate(0, frame) for frame in (created.frames, *frames))]
+    changes: list[Change] = [begun, *(Replicate(0, frame) for frame in (created.frames, *frames))]
     assert all(isinstance(one, Applied) for one in replica.write_many(changes))
     assert replica.collection_seqnos(0) == {0: 9, new: 5}
     assert replica.rollback(0, 6) == 6
@@ -161,7 +163,7 @@ def test_a_group_that_fails_moves_nothing(bucket: Bucket) -> None:
 
     def fail() -> None:
         with bucket._core.change() as group:
-            apply_all(group, [Set(0, key("b"), b""), Set(0, key("c", new), b"")])
+            apply_all(group, [SetDocument(0, key("b"), b""), SetDocument(0, key("c", new), b"")])
             meanwhile.update(bucket.collection_seqnos(0))
             raise RuntimeError("on purpose")
 

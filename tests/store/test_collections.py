@@ -16,7 +16,7 @@ from upriver.store import (
     Manifest,
     Replicate,
     Scope,
-    Set,
+    SetDocument,
     Store,
 )
 from upriver.wire import messages as m
@@ -80,7 +80,7 @@ def test_every_vbucket_has_the_events_in_order(bucket: Bucket) -> None:
                 max_ttl=5,
             ),
         ]
-    bucket.write(Set(2, key("x", collection.id), b""))
+    bucket.write(SetDocument(2, key("x", collection.id), b""))
     bucket.drop_scope(scope.id)
     bucket.compact()
     assert dump(bucket, 0) == [
@@ -95,8 +95,8 @@ def test_documents_belong_to_their_collection(bucket: Bucket) -> None:
     one = bucket.create_collection(0, "one").id
     two = bucket.create_collection(0, "two").id
     put(bucket, "k", "default")
-    bucket.write(Set(0, key("k", one), b"1"))
-    bucket.write(Set(0, key("k", two), b"2"))
+    bucket.write(SetDocument(0, key("k", one), b"1"))
+    bucket.write(SetDocument(0, key("k", two), b"2"))
     assert value(bucket, "k") == "default"
     assert [bucket.get(0, key("k", which)).value for which in (one, two)] == [b"1", b"2"]
     assert bucket.get(0, key("k", two)).collection == two
@@ -104,10 +104,10 @@ def test_documents_belong_to_their_collection(bucket: Bucket) -> None:
 
 def test_unknown_and_dropped_collections_are_refused_at_once(bucket: Bucket) -> None:
     one = bucket.create_collection(0, "one").id
-    bucket.write(Set(0, key("k", one), b"1"))
+    bucket.write(SetDocument(0, key("k", one), b"1"))
     bucket.drop_collection(one)
     for collection in (one, 1, 7, 99, 2**32 - 1):
-        change = Set(0, key("k", collection), b"")
+        change = SetDocument(0, key("k", collection), b"")
         assert refusal(lambda change=change: bucket.write(change)) is Status.UNKNOWN_COLLECTION
         where = key("k", collection)
         assert refusal(lambda where=where: bucket.get(0, where)) is Status.UNKNOWN_COLLECTION
@@ -117,7 +117,7 @@ def test_dropped_collections_are_erased(bucket: Bucket, store: Store) -> None:
     one = bucket.create_collection(0, "one").id
     two = bucket.create_collection(0, "two").id
     for which in (one, two):
-        bucket.write_many([Set(n % 4, key(f"k{n}", which), b"x") for n in range(6000)])
+        bucket.write_many([SetDocument(n % 4, key(f"k{n}", which), b"x") for n in range(6000)])
     bucket.drop_collection(one)
     assert bucket.stats().items == 12_000
     bucket.close()
@@ -141,14 +141,14 @@ def test_the_longest_life_of_documents(bucket: Bucket, clock: Clock) -> None:
     short = bucket.create_collection(0, "short", max_ttl=60).id
     now = clock.seconds
     for asked, stored in ((0, now + 60), (10, now + 10), (100, now + 60), (now + 9999, now + 60)):
-        bucket.write(Set(0, key("k", short), b"", expiry=asked))
+        bucket.write(SetDocument(0, key("k", short), b"", expiry=asked))
         assert bucket.meta(0, key("k", short)).time == stored
 
 
 def test_rolling_back_behind_a_drop_brings_the_documents_back(bucket: Bucket) -> None:
     """On a replica: its manifest follows the stream, not the bucket."""
     one = bucket.create_collection(0, "one").id
-    bucket.write(Set(0, key("k", one), b"1"))
+    bucket.write(SetDocument(0, key("k", one), b"1"))
     bucket.drop_collection(one)
     bucket.set_state(0, VBucketState.REPLICA)
     assert bucket.rollback(0, 2) == 2
@@ -171,7 +171,7 @@ def test_an_active_vbucket_that_is_rolled_back_catches_up_with_the_manifest(
     created = dump(bucket)[-1]
     assert isinstance(created, m.CollectionCreated)
     assert (created.seqno, created.collection) == (2, one)
-    bucket.write(Set(0, key("k", one), b""))
+    bucket.write(SetDocument(0, key("k", one), b""))
     assert bucket.rollback(0, 0) == 0
     assert [type(message) for message in dump(bucket)] == [m.CollectionCreated]
 
@@ -191,7 +191,7 @@ def test_a_promoted_replica_catches_up_with_the_manifest(bucket: Bucket) -> None
     bucket.set_state(0, VBucketState.ACTIVE)
     known = [(type(message), message.seqno) for message in dump(bucket)]
     assert known == [(m.ScopeCreated, 1), (m.CollectionCreated, 2)]
-    bucket.write(Set(0, key("k", one), b""))
+    bucket.write(SetDocument(0, key("k", one), b""))
 
 
 def test_a_manifest_from_elsewhere(bucket: Bucket) -> None:
@@ -210,19 +210,19 @@ def test_a_manifest_from_elsewhere(bucket: Bucket) -> None:
 def test_an_id_that_comes_back_brings_no_documents_back(bucket: Bucket) -> None:
     one = bucket.create_collection(0, "one")
     with_one = bucket.manifest
-    bucket.write(Set(0, key("k", one.id), b""))
+    bucket.write(SetDocument(0, key("k", one.id), b""))
     bucket.drop_collection(one.id)
     bucket.set_manifest(replace(with_one, uid=9, next_id=1))
     assert refusal(lambda: bucket.get(0, key("k", one.id))) is Status.NOT_FOUND
     assert bucket.manifest.next_id == with_one.next_id
-    bucket.write(Set(0, key("k", one.id), b"new"))
+    bucket.write(SetDocument(0, key("k", one.id), b"new"))
     bucket.compact()
     assert bucket.get(0, key("k", one.id)).value == b"new"
 
 
 def test_dropped_documents_do_not_expire(bucket: Bucket, clock: Clock) -> None:
     one = bucket.create_collection(0, "one").id
-    bucket.write(Set(0, key("k", one), b"", expiry=1))
+    bucket.write(SetDocument(0, key("k", one), b"", expiry=1))
     bucket.drop_collection(one)
     clock.advance(5)
     bucket.expire()
@@ -233,7 +233,7 @@ def test_dropped_documents_do_not_expire(bucket: Bucket, clock: Clock) -> None:
 def test_flushing_a_bucket(bucket: Bucket, store: Store) -> None:
     one = bucket.create_collection(0, "one").id
     bucket.set_state(1, VBucketState.REPLICA)
-    bucket.write_many([Set(0, key(f"k{n}", one), b"x", expiry=50) for n in range(100)])
+    bucket.write_many([SetDocument(0, key(f"k{n}", one), b"x", expiry=50) for n in range(100)])
     cas = bucket.meta(0, key("k99", one)).cas
     logs = [bucket.failover_log(vbucket) for vbucket in range(4)]
     bucket.flush()
@@ -247,4 +247,4 @@ def test_flushing_a_bucket(bucket: Bucket, store: Store) -> None:
     bucket.close()
     bucket = store.bucket("b", QUIET)
     assert [type(message) for message in dump(bucket)] == [m.CollectionCreated]
-    assert bucket.write(Set(0, key("k", one), b"")).cas > cas
+    assert bucket.write(SetDocument(0, key("k", one), b"")).cas > cas

@@ -8,19 +8,19 @@ from storekit import QUIET, Clock, dump, key, put, value
 from upriver.errors import Status, StoreRefusal
 from upriver.model import Op, VBucketState
 from upriver.store import (
-    Add,
-    Append,
+    AddDocument,
+    AppendToDocument,
     Bucket,
     BucketSettings,
     Change,
     Counter,
-    Delete,
-    Kind,
-    Prepend,
-    Replace,
-    Set,
+    DeleteDocument,
+    PrependToDocument,
+    RecordKind,
+    ReplaceDocument,
+    SetDocument,
     Store,
-    Touch,
+    TouchDocument,
     WithMeta,
 )
 
@@ -39,13 +39,13 @@ def test_every_change_takes_the_next_seqno_and_a_higher_cas(bucket: Bucket) -> N
     done = [
         bucket.write(change)
         for change in (
-            Set(1, K, b"1", flags=7, datatype=1),
-            Replace(1, K, b"2"),
-            Append(1, K, b"0"),
+            SetDocument(1, K, b"1", flags=7, datatype=1),
+            ReplaceDocument(1, K, b"2"),
+            AppendToDocument(1, K, b"0"),
             Counter(1, K, 5),
-            Touch(1, K, 100),
-            Delete(1, K),
-            Add(1, K, b"new"),
+            TouchDocument(1, K, 100),
+            DeleteDocument(1, K),
+            AddDocument(1, K, b"new"),
         )
     ]
     assert [one.seqno for one in done] == [1, 2, 3, 4, 5, 6, 7]
@@ -56,7 +56,7 @@ def test_every_change_takes_the_next_seqno_and_a_higher_cas(bucket: Bucket) -> N
 
 
 def test_set_keeps_flags_datatype_and_value(bucket: Bucket) -> None:
-    done = bucket.write(Set(2, K, b"{}", flags=0xDEADBEEF, datatype=1))
+    done = bucket.write(SetDocument(2, K, b"{}", flags=0xDEADBEEF, datatype=1))
     document = bucket.get(2, K)
     assert document == (
         Op.MUTATION, 2, 1, 1, done.cas, 0xDEADBEEF, 0, 1, 0, b"k", b"{}",
@@ -64,41 +64,41 @@ def test_set_keeps_flags_datatype_and_value(bucket: Bucket) -> None:
 
 
 def test_conditions_on_existence(bucket: Bucket) -> None:
-    assert refusal(bucket, Replace(0, K, b"")) is Status.NOT_FOUND
-    assert refusal(bucket, Delete(0, K)) is Status.NOT_FOUND
-    assert refusal(bucket, Touch(0, K, 1)) is Status.NOT_FOUND
-    assert refusal(bucket, Append(0, K, b"x")) is Status.NOT_STORED
-    assert refusal(bucket, Prepend(0, K, b"x")) is Status.NOT_STORED
+    assert refusal(bucket, ReplaceDocument(0, K, b"")) is Status.NOT_FOUND
+    assert refusal(bucket, DeleteDocument(0, K)) is Status.NOT_FOUND
+    assert refusal(bucket, TouchDocument(0, K, 1)) is Status.NOT_FOUND
+    assert refusal(bucket, AppendToDocument(0, K, b"x")) is Status.NOT_STORED
+    assert refusal(bucket, PrependToDocument(0, K, b"x")) is Status.NOT_STORED
     assert refusal(bucket, Counter(0, K, 1)) is Status.NOT_FOUND
     put(bucket, "k")
-    assert refusal(bucket, Add(0, K, b"")) is Status.EXISTS
-    bucket.write(Delete(0, K))
-    assert refusal(bucket, Delete(0, K)) is Status.NOT_FOUND
+    assert refusal(bucket, AddDocument(0, K, b"")) is Status.EXISTS
+    bucket.write(DeleteDocument(0, K))
+    assert refusal(bucket, DeleteDocument(0, K)) is Status.NOT_FOUND
     with pytest.raises(StoreRefusal) as missing:
         bucket.get(0, K)
     assert missing.value.status is Status.NOT_FOUND
 
 
 def test_conditions_on_cas(bucket: Bucket) -> None:
-    assert refusal(bucket, Set(0, K, b"", cas=1)) is Status.NOT_FOUND
-    cas = bucket.write(Set(0, K, b"1")).cas
+    assert refusal(bucket, SetDocument(0, K, b"", cas=1)) is Status.NOT_FOUND
+    cas = bucket.write(SetDocument(0, K, b"1")).cas
     for change in (
-        Set(0, K, b"", cas=cas + 1),
-        Replace(0, K, b"", cas=cas + 1),
-        Append(0, K, b"", cas=cas + 1),
+        SetDocument(0, K, b"", cas=cas + 1),
+        ReplaceDocument(0, K, b"", cas=cas + 1),
+        AppendToDocument(0, K, b"", cas=cas + 1),
         Counter(0, K, 1, cas=cas + 1),
-        Delete(0, K, cas=cas + 1),
+        DeleteDocument(0, K, cas=cas + 1),
     ):
         assert refusal(bucket, change) is Status.EXISTS
-    cas = bucket.write(Set(0, K, b"2", cas=cas)).cas
+    cas = bucket.write(SetDocument(0, K, b"2", cas=cas)).cas
     cas = bucket.write(Counter(0, K, 1, cas=cas)).cas
-    bucket.write(Delete(0, K, cas=cas))
+    bucket.write(DeleteDocument(0, K, cas=cas))
 
 
 def test_append_and_prepend_keep_the_rest(bucket: Bucket) -> None:
-    bucket.write(Set(0, K, b"b", flags=3, expiry=500, datatype=1))
-    bucket.write(Append(0, K, b"c"))
-    bucket.write(Prepend(0, K, b"a"))
+    bucket.write(SetDocument(0, K, b"b", flags=3, expiry=500, datatype=1))
+    bucket.write(AppendToDocument(0, K, b"c"))
+    bucket.write(PrependToDocument(0, K, b"a"))
     document = bucket.get(0, K)
     assert (document.value, document.flags, document.datatype) == (b"abc", 3, 0)
     assert document.time == 1_700_000_500
@@ -122,26 +122,26 @@ def test_sizes(store: Store) -> None:
     )
     collection = bucket.create_collection(0, "c").id
     put(bucket, "x" * 250)
-    bucket.write(Set(0, key("x" * 246, collection), b""))
-    assert refusal(bucket, Set(0, key("x" * 251), b"")) is Status.INVALID
-    assert refusal(bucket, Set(0, key("x" * 247, collection), b"")) is Status.INVALID
-    assert refusal(bucket, Set(0, key(""), b"")) is Status.INVALID
-    assert refusal(bucket, Set(0, b"", b"")) is Status.INVALID
-    assert refusal(bucket, Set(0, b"\x80\x00k", b"")) is Status.INVALID
-    bucket.write(Set(0, K, b"0123456789"))
-    assert refusal(bucket, Set(0, K, b"0123456789a")) is Status.TOO_BIG
-    assert refusal(bucket, Append(0, K, b"a")) is Status.TOO_BIG
-    assert refusal(bucket, Set(0, K, b"", flags=2**32)) is Status.INVALID
-    assert refusal(bucket, Set(0, K, b"", flags=-1)) is Status.INVALID
+    bucket.write(SetDocument(0, key("x" * 246, collection), b""))
+    assert refusal(bucket, SetDocument(0, key("x" * 251), b"")) is Status.INVALID
+    assert refusal(bucket, SetDocument(0, key("x" * 247, collection), b"")) is Status.INVALID
+    assert refusal(bucket, SetDocument(0, key(""), b"")) is Status.INVALID
+    assert refusal(bucket, SetDocument(0, b"", b"")) is Status.INVALID
+    assert refusal(bucket, SetDocument(0, b"\x80\x00k", b"")) is Status.INVALID
+    bucket.write(SetDocument(0, K, b"0123456789"))
+    assert refusal(bucket, SetDocument(0, K, b"0123456789a")) is Status.TOO_BIG
+    assert refusal(bucket, AppendToDocument(0, K, b"a")) is Status.TOO_BIG
+    assert refusal(bucket, SetDocument(0, K, b"", flags=2**32)) is Status.INVALID
+    assert refusal(bucket, SetDocument(0, K, b"", flags=-1)) is Status.INVALID
 
 
 def test_a_wrong_vbucket_or_state(bucket: Bucket) -> None:
-    assert refusal(bucket, Set(4, K, b"")) is Status.NOT_MY_VBUCKET
-    assert refusal(bucket, Set(-1, K, b"")) is Status.NOT_MY_VBUCKET
+    assert refusal(bucket, SetDocument(4, K, b"")) is Status.NOT_MY_VBUCKET
+    assert refusal(bucket, SetDocument(-1, K, b"")) is Status.NOT_MY_VBUCKET
     for state in (VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD):
         bucket.set_state(1, state)
-        assert refusal(bucket, Set(1, K, b"")) is Status.NOT_MY_VBUCKET
-        assert refusal(bucket, Delete(1, K)) is Status.NOT_MY_VBUCKET
+        assert refusal(bucket, SetDocument(1, K, b"")) is Status.NOT_MY_VBUCKET
+        assert refusal(bucket, DeleteDocument(1, K)) is Status.NOT_MY_VBUCKET
         with pytest.raises(StoreRefusal) as refused:
             bucket.get(1, K)
         assert refused.value.status is Status.NOT_MY_VBUCKET
@@ -149,7 +149,13 @@ def test_a_wrong_vbucket_or_state(bucket: Bucket) -> None:
 
 def test_refusals_do_not_hold_up_the_rest_of_a_group(bucket: Bucket) -> None:
     done = bucket.write_many(
-        [Set(0, K, b"1"), Add(0, K, b"2"), Set(0, key("j"), b"3"), Set(9, K, b""), Delete(0, K)]
+        [
+            SetDocument(0, K, b"1"),
+            AddDocument(0, K, b"2"),
+            SetDocument(0, key("j"), b"3"),
+            SetDocument(9, K, b""),
+            DeleteDocument(0, K),
+        ]
     )
     assert [getattr(one, "seqno", None) for one in done] == [1, None, 2, None, 3]
     assert [getattr(one, "status", None) for one in done] == [
@@ -168,11 +174,11 @@ def test_a_group_sees_its_own_changes(bucket: Bucket) -> None:
 
 def test_deleted_documents_leave_tombstones(bucket: Bucket, clock: Clock) -> None:
     put(bucket, "k")
-    bucket.write(Delete(0, K))
+    bucket.write(DeleteDocument(0, K))
     stats = bucket.vbucket_stats(0)
     assert (stats.items, stats.tombstones) == (0, 1)
     meta = bucket.meta(0, K)
-    assert (meta.kind, meta.rev, meta.time) == (Kind.DELETION, 2, clock.seconds)
+    assert (meta.kind, meta.rev, meta.time) == (RecordKind.DELETION, 2, clock.seconds)
     put(bucket, "k")
     stats = bucket.vbucket_stats(0)
     assert (stats.items, stats.tombstones) == (1, 0)
@@ -193,16 +199,16 @@ def test_with_meta_the_higher_revision_stays(bucket: Bucket) -> None:
     bucket.write(WithMeta(0, K, Op.MUTATION, 4, 2000, b"older", force=True))
     assert value(bucket, "k") == "older"
     bucket.write(WithMeta(0, K, Op.DELETION, 9, 3000, time=1_700_000_001))
-    assert bucket.meta(0, K).kind == Kind.DELETION
+    assert bucket.meta(0, K).kind == RecordKind.DELETION
     bucket.write(WithMeta(0, K, Op.EXPIRATION, 10, 3001, time=1_700_000_002))
-    assert bucket.meta(0, K).kind == Kind.EXPIRATION
+    assert bucket.meta(0, K).kind == RecordKind.EXPIRATION
     assert refusal(bucket, WithMeta(0, K, Op.MUTATION, 11, 0, b"", cas=5)) is Status.NOT_FOUND
 
 
 def test_everything_is_there_after_opening_again(store: Store) -> None:
     bucket = store.create_bucket("c", QUIET)
-    bucket.write_many([Set(n % 4, key(f"k{n}"), b"%d" % n) for n in range(40)])
-    bucket.write_many([Delete(n % 4, key(f"k{n}")) for n in range(0, 40, 3)])
+    bucket.write_many([SetDocument(n % 4, key(f"k{n}"), b"%d" % n) for n in range(40)])
+    bucket.write_many([DeleteDocument(n % 4, key(f"k{n}")) for n in range(0, 40, 3)])
     before = [dump(bucket, vbucket) for vbucket in range(4)]
     stats = [bucket.vbucket_stats(vbucket) for vbucket in range(4)]
     bucket.close()

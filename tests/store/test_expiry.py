@@ -10,16 +10,16 @@ from storekit import Clock, dump, key, put
 from upriver.errors import Status, StoreRefusal
 from upriver.model import VBucketState
 from upriver.store import (
-    Add,
-    Append,
+    AddDocument,
+    AppendToDocument,
     Bucket,
     BucketSettings,
     Counter,
-    Kind,
-    Replace,
-    Set,
+    RecordKind,
+    ReplaceDocument,
+    SetDocument,
     Store,
-    Touch,
+    TouchDocument,
 )
 from upriver.wire import messages as m
 
@@ -48,12 +48,12 @@ def missing(bucket: Bucket) -> bool:
     ],
 )
 def test_relative_up_to_thirty_days_absolute_above(bucket: Bucket, asked: int, stored: int) -> None:
-    bucket.write(Set(0, K, b"", expiry=asked))
+    bucket.write(SetDocument(0, K, b"", expiry=asked))
     assert bucket.meta(0, K).time == stored
 
 
 def test_on_access(bucket: Bucket, clock: Clock) -> None:
-    bucket.write(Set(0, K, b"v", expiry=10))
+    bucket.write(SetDocument(0, K, b"v", expiry=10))
     clock.advance(9)
     assert not missing(bucket)
     moved = threading.Event()
@@ -69,7 +69,7 @@ def test_on_access(bucket: Bucket, clock: Clock) -> None:
 
 
 def test_by_the_pager(bucket: Bucket, clock: Clock) -> None:
-    changes = [Set(n % 4, key(f"k{n}"), b"", expiry=1 + n) for n in range(20)]
+    changes = [SetDocument(n % 4, key(f"k{n}"), b"", expiry=1 + n) for n in range(20)]
     bucket.write_many(changes)
     put(bucket, "stays")
     clock.advance(10)
@@ -83,14 +83,14 @@ def test_by_the_pager(bucket: Bucket, clock: Clock) -> None:
 
 
 def test_only_the_version_that_expires(bucket: Bucket, clock: Clock) -> None:
-    bucket.write(Set(0, K, b"", expiry=5))
-    bucket.write(Touch(0, K, 50))
-    bucket.write(Set(0, key("j"), b"", expiry=5))
-    bucket.write(Set(0, key("j"), b""))
+    bucket.write(SetDocument(0, K, b"", expiry=5))
+    bucket.write(TouchDocument(0, K, 50))
+    bucket.write(SetDocument(0, key("j"), b"", expiry=5))
+    bucket.write(SetDocument(0, key("j"), b""))
     clock.advance(20)
     bucket.expire()
     assert bucket.stats().items == 2
-    bucket.write(Touch(0, K, 0))
+    bucket.write(TouchDocument(0, K, 0))
     clock.advance(1000)
     bucket.expire()
     assert bucket.stats().items == 2
@@ -98,23 +98,23 @@ def test_only_the_version_that_expires(bucket: Bucket, clock: Clock) -> None:
 
 def test_writers_find_nothing_there(bucket: Bucket, clock: Clock) -> None:
     for change, status in (
-        (Replace(0, K, b""), Status.NOT_FOUND),
-        (Append(0, K, b""), Status.NOT_STORED),
-        (Touch(0, K, 9), Status.NOT_FOUND),
+        (ReplaceDocument(0, K, b""), Status.NOT_FOUND),
+        (AppendToDocument(0, K, b""), Status.NOT_STORED),
+        (TouchDocument(0, K, 9), Status.NOT_FOUND),
         (Counter(0, K, 1), Status.NOT_FOUND),
     ):
-        bucket.write(Set(0, K, b"5", expiry=1))
+        bucket.write(SetDocument(0, K, b"5", expiry=1))
         clock.advance(2)
         with pytest.raises(StoreRefusal) as refused:
             bucket.write(change)
         assert refused.value.status is status
-    bucket.write(Add(0, K, b"new"))
+    bucket.write(AddDocument(0, K, b"new"))
     assert bucket.get(0, K).value == b"new"
     assert bucket.stats().items == 1
 
 
 def test_replicas_wait_for_their_active_copy(bucket: Bucket, clock: Clock) -> None:
-    bucket.write(Set(0, K, b"", expiry=1))
+    bucket.write(SetDocument(0, K, b"", expiry=1))
     bucket.set_state(0, VBucketState.REPLICA)
     clock.advance(2)
     bucket.expire()
@@ -123,11 +123,11 @@ def test_replicas_wait_for_their_active_copy(bucket: Bucket, clock: Clock) -> No
         bucket.get(0, K, replica=True)
     bucket.set_state(0, VBucketState.ACTIVE)
     bucket.expire()
-    assert bucket.meta(0, K).kind == Kind.EXPIRATION
+    assert bucket.meta(0, K).kind == RecordKind.EXPIRATION
 
 
 def test_more_than_one_step(bucket: Bucket, clock: Clock) -> None:
-    bucket.write_many([Set(0, key(f"k{n}"), b"", expiry=1 + n % 3) for n in range(2500)])
+    bucket.write_many([SetDocument(0, key(f"k{n}"), b"", expiry=1 + n % 3) for n in range(2500)])
     clock.advance(5)
     bucket.expire()
     stats = bucket.stats()
@@ -136,9 +136,9 @@ def test_more_than_one_step(bucket: Bucket, clock: Clock) -> None:
 
 def test_the_pager_runs_by_itself(store: Store, clock: Clock) -> None:
     bucket = store.create_bucket("p", BucketSettings(vbuckets=1, maintenance_interval=0.01))
-    bucket.write(Set(0, K, b"", expiry=1))
+    bucket.write(SetDocument(0, K, b"", expiry=1))
     moved = threading.Event()
     bucket.subscribe(lambda _: moved.set())
     clock.advance(2)
     assert moved.wait(60)
-    assert bucket.meta(0, K).kind == Kind.EXPIRATION
+    assert bucket.meta(0, K).kind == RecordKind.EXPIRATION

@@ -21,11 +21,11 @@ from upriver.store import (
     Bucket,
     BucketSettings,
     Change,
-    Delete,
-    Durability,
+    DeleteDocument,
     Replicate,
-    Set,
+    SetDocument,
     Store,
+    SyncMode,
 )
 from upriver.wire import canonical
 
@@ -64,9 +64,9 @@ def test_replication_is_exact(replica: Bucket, store: Store) -> None:
     source = store.create_bucket("source", QUIET)
     for number in range(20):
         put(source, f"k{number % 7}", str(number))
-    source.write(Delete(0, key("k3")))
+    source.write(DeleteDocument(0, key("k3")))
     collection = source.create_collection(0, "c").id
-    source.write(Set(0, key("x", collection), b"", expiry=100, flags=9))
+    source.write(SetDocument(0, key("x", collection), b"", expiry=100, flags=9))
     with source.open_reader(0) as reader:
         replica.write(BeginSnapshot(0, reader.snapshot.start, reader.snapshot.end))
         while (chunk := reader.read(1)) is not None:
@@ -79,7 +79,7 @@ def test_replication_is_exact(replica: Bucket, store: Store) -> None:
 
 
 def test_replicas_take_nothing_else(replica: Bucket) -> None:
-    assert refusal(replica, Set(0, key("k"), b"")) is Status.NOT_MY_VBUCKET
+    assert refusal(replica, SetDocument(0, key("k"), b"")) is Status.NOT_MY_VBUCKET
     assert refusal(replica, Replicate(1, frame(1, vbucket=1))) is Status.NOT_MY_VBUCKET
     assert refusal(replica, BeginSnapshot(1, 0, 1)) is Status.NOT_MY_VBUCKET
 
@@ -107,7 +107,7 @@ def test_order_and_range(replica: Bucket) -> None:
         frame(1)[:-1],
         frame(1) + b"x",
         b"\x81" + frame(1)[1:],
-        b"\x80\x60" + frame(1)[2:],
+        b"\x80\x62" + frame(1)[2:],
         frame(1)[:12] + b"\0\0\0\1" + frame(1)[16:],
         b"\x80\x5f" + frame(1)[2:],
     ],
@@ -215,14 +215,14 @@ def abandon(store: Store, bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     ("durability", "clean", "branches"),
     [
-        (Durability.DURABLE, True, 1),
-        (Durability.DURABLE, False, 1),
-        (Durability.RELAXED, True, 1),
-        (Durability.RELAXED, False, 2),
+        (SyncMode.DURABLE, True, 1),
+        (SyncMode.DURABLE, False, 1),
+        (SyncMode.RELAXED, True, 1),
+        (SyncMode.RELAXED, False, 2),
     ],
 )
 def test_an_unclean_stop_branches_only_if_something_could_be_lost(
-    tmp_path: Path, clock: Clock, durability: Durability, clean: bool, branches: int
+    tmp_path: Path, clock: Clock, durability: SyncMode, clean: bool, branches: int
 ) -> None:
     settings = BucketSettings(vbuckets=2, maintenance_interval=0, durability=durability)
     store = Store(tmp_path, wall=clock)

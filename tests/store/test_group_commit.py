@@ -11,22 +11,23 @@ from storekit import QUIET, key, put
 
 from upriver.errors import Status, StoreClosed, StoreRefusal
 from upriver.store import (
-    Add,
+    AddDocument,
     Applied,
     Bucket,
     BucketSettings,
     Counter,
-    Durability,
     Outcome,
-    Set,
+    SetDocument,
     Store,
+    SyncMode,
     operations,
 )
 
 
 def test_futures_tell_each_its_own(bucket: Bucket) -> None:
     futures = [
-        bucket.submit([Set(0, key(f"k{n}"), b""), Add(0, key(f"k{n}"), b"")]) for n in range(50)
+        bucket.submit([SetDocument(0, key(f"k{n}"), b""), AddDocument(0, key(f"k{n}"), b"")])
+        for n in range(50)
     ]
     wait(futures)
     for number, future in enumerate(futures):
@@ -61,9 +62,9 @@ def test_groups_form_while_one_is_written(bucket: Bucket) -> None:
         go_on.wait(60)
 
     bucket.subscribe(listen)
-    first = bucket.submit([Set(0, key("a"), b"")])
+    first = bucket.submit([SetDocument(0, key("a"), b"")])
     assert first_is_there.wait(60)
-    rest = [bucket.submit([Set(n % 3, key(f"b{n}"), b"")]) for n in range(9)]
+    rest = [bucket.submit([SetDocument(n % 3, key(f"b{n}"), b"")]) for n in range(9)]
     go_on.set()
     wait([first, *rest])
     assert groups == [{0: 1}, {0: 4, 1: 3, 2: 3}]
@@ -98,7 +99,7 @@ def test_a_listener_that_fails_hurts_nobody(
 def test_a_refused_group_moves_nothing(bucket: Bucket) -> None:
     heard: list[object] = []
     bucket.subscribe(heard.append)
-    outcome = bucket.write_many([Set(9, key("a"), b"")])
+    outcome = bucket.write_many([SetDocument(9, key("a"), b"")])
     assert isinstance(outcome[0], StoreRefusal)
     assert heard == []
 
@@ -111,9 +112,9 @@ def test_a_cancelled_submission_is_left_out(bucket: Bucket) -> None:
         go_on.wait(60)
 
     bucket.subscribe(listen)
-    first = bucket.submit([Set(0, key("a"), b"")])
+    first = bucket.submit([SetDocument(0, key("a"), b"")])
     assert busy.wait(60)
-    unwanted = bucket.submit([Set(0, key("b"), b"")])
+    unwanted = bucket.submit([SetDocument(0, key("b"), b"")])
     assert unwanted.cancel()
     go_on.set()
     first.result()
@@ -123,7 +124,7 @@ def test_a_cancelled_submission_is_left_out(bucket: Bucket) -> None:
 def test_closing_commits_what_was_submitted(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         bucket = store.create_bucket("b", QUIET)
-        futures = [bucket.submit([Set(0, key(f"k{n}"), b"")]) for n in range(100)]
+        futures = [bucket.submit([SetDocument(0, key(f"k{n}"), b"")]) for n in range(100)]
     assert all(isinstance(future.result()[0], Applied) for future in futures)
     with pytest.raises(StoreClosed):
         bucket.submit([])
@@ -140,11 +141,17 @@ def test_an_error_in_the_middle_of_a_group_takes_all_of_it_back(
     def explode(*_: object) -> Applied:
         raise ZeroDivisionError
 
-    broken[Add] = explode
+    broken[AddDocument] = explode
     monkeypatch.setattr(operations, "_RULES", broken)
     with pytest.raises(ZeroDivisionError):
-        bucket.write_many([Set(0, key("b"), b""), Set(1, key("b"), b""), Add(0, key("c"), b"")])
-    future = bucket.submit([Set(0, key("b"), b""), Add(0, key("c"), b"")])
+        bucket.write_many(
+            [
+                SetDocument(0, key("b"), b""),
+                SetDocument(1, key("b"), b""),
+                AddDocument(0, key("c"), b""),
+            ]
+        )
+    future = bucket.submit([SetDocument(0, key("b"), b""), AddDocument(0, key("c"), b"")])
     with pytest.raises(ZeroDivisionError):
         future.result()
     assert (bucket.stats().items, bucket.vbucket_stats(1).high_seqno) == (1, 0)
@@ -153,10 +160,12 @@ def test_an_error_in_the_middle_of_a_group_takes_all_of_it_back(
 
 def test_relaxed_answers_before_the_sync_and_says_what_is_persisted(store: Store) -> None:
     settings = BucketSettings(
-        vbuckets=2, maintenance_interval=0, durability=Durability.RELAXED, sync_interval=3600
+        vbuckets=2, maintenance_interval=0, durability=SyncMode.RELAXED, sync_interval=3600
     )
     bucket = store.create_bucket("r", settings)
-    outcomes: list[Outcome] = bucket.write_many([Set(0, key("a"), b""), Set(0, key("b"), b"")])
+    outcomes: list[Outcome] = bucket.write_many(
+        [SetDocument(0, key("a"), b""), SetDocument(0, key("b"), b"")]
+    )
     assert len(outcomes) == 2
     stats = bucket.vbucket_stats(0)
     assert (stats.high_seqno, stats.persisted_seqno) == (2, 0)
@@ -169,7 +178,7 @@ def test_relaxed_answers_before_the_sync_and_says_what_is_persisted(store: Store
 
 def test_relaxed_is_synced_by_itself(store: Store) -> None:
     settings = BucketSettings(
-        vbuckets=1, maintenance_interval=0, durability=Durability.RELAXED, sync_interval=0.001
+        vbuckets=1, maintenance_interval=0, durability=SyncMode.RELAXED, sync_interval=0.001
     )
     bucket = store.create_bucket("r", settings)
     put(bucket, "a")

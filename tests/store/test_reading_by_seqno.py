@@ -9,7 +9,7 @@ from storekit import dump, key, messages, put, split
 
 from upriver.errors import Status, StoreClosed, StoreRefusal
 from upriver.model import Snapshot
-from upriver.store import Bucket, Delete, Set
+from upriver.store import Bucket, DeleteDocument, SetDocument
 from upriver.wire import canonical
 from upriver.wire import messages as m
 
@@ -17,12 +17,13 @@ from upriver.wire import messages as m
 def test_each_key_once_in_order(bucket: Bucket) -> None:
     for name in ("a", "b", "a", "c", "b", "d"):
         put(bucket, name)
-    bucket.write(Delete(0, key("c")))
+    bucket.write(DeleteDocument(0, key("c")))
     read = dump(bucket)
     assert [(message.seqno, message.key) for message in read] == [
         (3, b"a"), (5, b"b"), (6, b"d"), (7, b"c"),
     ]  # fmt: skip
-    assert [type(message) for message in read] == [m.Mutation, m.Mutation, m.Mutation, m.Deletion]
+    kinds: list[type[m.Message]] = [m.Mutation, m.Mutation, m.Mutation, m.Deletion]
+    assert [type(message) for message in read] == kinds
 
 
 def test_from_a_seqno_on(bucket: Bucket) -> None:
@@ -50,7 +51,7 @@ def test_the_snapshot_holds_however_long_it_takes(bucket: Bucket) -> None:
     assert first.count == 1
     for number in range(100):
         put(bucket, f"k{number}", "new")
-    bucket.write(Delete(0, key("k1")))
+    bucket.write(DeleteDocument(0, key("k1")))
     bucket.compact()
     assert reader.snapshot == Snapshot(1, 100)
     rest = messages(reader)
@@ -60,7 +61,7 @@ def test_the_snapshot_holds_however_long_it_takes(bucket: Bucket) -> None:
 
 
 def test_chunks_are_whole_frames_of_about_the_size_asked_for(bucket: Bucket) -> None:
-    bucket.write_many([Set(0, key(f"k{n:03}"), b"x" * 100) for n in range(100)])
+    bucket.write_many([SetDocument(0, key(f"k{n:03}"), b"x" * 100) for n in range(100)])
     size = len(canonical.mutation(0, 1, 1, 1, 0, 0, 0, key("k000"), b"x" * 100))
     with bucket.open_reader(0) as reader:
         chunk = reader.read(size * 3 - 1)

@@ -7,7 +7,7 @@ import threading
 from storekit import Clock, dump, key, put
 
 from upriver.model import VBucketState
-from upriver.store import Bucket, BucketSettings, Delete, Set, Store
+from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store
 
 DAY = 24 * 3600
 
@@ -15,9 +15,9 @@ DAY = 24 * 3600
 def test_tombstones_go_at_their_age_and_the_purge_seqno_rises(bucket: Bucket, clock: Clock) -> None:
     for name in ("a", "b", "c", "d"):
         put(bucket, name)
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     clock.advance(2 * DAY)
-    bucket.write(Delete(0, key("b")))
+    bucket.write(DeleteDocument(0, key("b")))
     put(bucket, "e")
     bucket.compact()
     assert bucket.vbucket_stats(0).purge_seqno == 0
@@ -34,7 +34,7 @@ def test_tombstones_go_at_their_age_and_the_purge_seqno_rises(bucket: Bucket, cl
 
 def test_the_last_seqno_stays_so_that_snapshots_end(bucket: Bucket, clock: Clock) -> None:
     put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     clock.advance(4 * DAY)
     bucket.compact()
     assert [message.seqno for message in dump(bucket)] == [2]
@@ -48,7 +48,7 @@ def test_a_document_that_comes_back_has_a_higher_revision(
 ) -> None:
     for _ in range(5):
         put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     put(bucket, "b")
     clock.advance(4 * DAY)
     bucket.compact()
@@ -60,7 +60,7 @@ def test_a_document_that_comes_back_has_a_higher_revision(
 
 def test_replicas_are_purged_too(bucket: Bucket, clock: Clock) -> None:
     put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     put(bucket, "b")
     bucket.set_state(0, VBucketState.REPLICA)
     clock.advance(4 * DAY)
@@ -70,8 +70,8 @@ def test_replicas_are_purged_too(bucket: Bucket, clock: Clock) -> None:
 
 def test_many_tombstones_go_in_steps(bucket: Bucket, clock: Clock) -> None:
     names = [key(f"k{n}") for n in range(3500)]
-    bucket.write_many([Set(n % 2, name, b"") for n, name in enumerate(names)])
-    bucket.write_many([Delete(n % 2, name) for n, name in enumerate(names)])
+    bucket.write_many([SetDocument(n % 2, name, b"") for n, name in enumerate(names)])
+    bucket.write_many([DeleteDocument(n % 2, name) for n, name in enumerate(names)])
     clock.advance(4 * DAY)
     bucket.compact()
     assert bucket.stats().tombstones == 2
@@ -81,7 +81,7 @@ def test_many_tombstones_go_in_steps(bucket: Bucket, clock: Clock) -> None:
 def test_disk_use_stays_near_live_data(store: Store, clock: Clock) -> None:
     settings = BucketSettings(vbuckets=2, maintenance_interval=0, history_age=10)
     bucket = store.create_bucket("b", settings)
-    documents = [Set(n % 2, key(f"k{n}"), b"x" * 1000) for n in range(2000)]
+    documents = [SetDocument(n % 2, key(f"k{n}"), b"x" * 1000) for n in range(2000)]
     for _ in range(15):
         bucket.write_many(documents)
         clock.advance(100)
@@ -95,7 +95,7 @@ def test_it_runs_by_itself(store: Store, clock: Clock) -> None:
     settings = BucketSettings(vbuckets=1, maintenance_interval=0.01, purge_age=5)
     bucket = store.create_bucket("b", settings)
     put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     put(bucket, "b")
     purged = threading.Event()
     bucket.subscribe(lambda _: purged.set() if bucket.vbucket_stats(0).purge_seqno else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from storekit import QUIET, put, value
@@ -18,7 +19,7 @@ from upriver.errors import (
     StoreRefusal,
     StoreTooNew,
 )
-from upriver.store import BucketSettings, Durability, Store
+from upriver.store import BucketSettings, Store, SyncMode
 
 
 def test_a_store_keeps_its_buckets(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_bucket_is_opened_once(store: Store) -> None:
 
 
 def test_settings_are_kept_and_can_be_replaced(tmp_path: Path) -> None:
-    chosen = BucketSettings(vbuckets=3, durability=Durability.RELAXED, purge_age=7)
+    chosen = BucketSettings(vbuckets=3, durability=SyncMode.RELAXED, purge_age=7)
     with Store(tmp_path) as store:
         store.create_bucket("b", chosen)
     with Store(tmp_path) as store:
@@ -69,7 +70,7 @@ def test_settings_are_kept_and_can_be_replaced(tmp_path: Path) -> None:
         {"group_changes": 0},
     ],
 )
-def test_settings_that_cannot_be(wrong: dict[str, int]) -> None:
+def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         BucketSettings(**wrong)
 
@@ -137,10 +138,17 @@ def test_a_second_opening_is_refused_with_who_holds_it(tmp_path: Path) -> None:
 
 def test_a_store_of_a_later_release_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
-    (tmp_path / "store.json").write_text(json.dumps({"format": 2}))
+    (tmp_path / "store.json").write_text(json.dumps({"format": 3}))
     with pytest.raises(StoreTooNew) as refused:
         Store(tmp_path)
-    assert (refused.value.found, refused.value.supported) == (2, 1)
+    assert (refused.value.found, refused.value.supported) == (3, 2)
+    assert json.loads((tmp_path / "store.json").read_text()) == {"format": 3}
+
+
+def test_a_store_of_the_release_before_is_opened_and_closed_to_it(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    (tmp_path / "store.json").write_text(json.dumps({"format": 1}))
+    Store(tmp_path).close()
     assert json.loads((tmp_path / "store.json").read_text()) == {"format": 2}
 
 
@@ -153,7 +161,7 @@ def test_an_unreadable_format_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_missing_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreDamaged, match="no such directory"):
+    with pytest.raises(ConfigError, match="no such directory"):
         Store(tmp_path / "nowhere", create=False)
     with Store(tmp_path / "store") as store:
         store.create_bucket("b", QUIET)

@@ -8,15 +8,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from storekit import QUIET, dump, key, put, value
 
-from upriver.errors import StoreDamaged, StoreError, StoreFull
+from upriver.errors import StoreClosed, StoreDamaged, StoreError, StoreFull
 from upriver.model import VBucketState
-from upriver.store import Applied, Bucket, BucketSettings, Delete, Set, Store
+from upriver.store import (
+    Applied,
+    Bucket,
+    BucketSettings,
+    DeleteDocument,
+    SetDocument,
+    Store,
+    SyncMode,
+)
 
 DATA = Path("buckets") / "b" / "data"
 
@@ -27,7 +37,7 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / "store"
     with Store(path) as store:
         bucket = store.create_bucket("b", QUIET)
-        bucket.write_many([Set(n % 4, key(f"k{n}"), b"x" * 500) for n in range(400)])
+        bucket.write_many([SetDocument(n % 4, key(f"k{n}"), b"x" * 500) for n in range(400)])
         bucket.compact()
     # Closing writes the log's content to files as well, so the rest ends without closing.
     code = f"""
@@ -36,7 +46,7 @@ from storekit import *
 from upriver.store import *
 bucket = Store({str(path)!r}).bucket("b")
 for n in range(400, 440):
-    bucket.write(Set(n % 4, key(f"k{{n}}"), b"y" * 500))
+    bucket.write(SetDocument(n % 4, key(f"k{{n}}"), b"y" * 500))
 os._exit(0)
 """
     run_python(code)
@@ -44,7 +54,8 @@ os._exit(0)
 
 
 def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", code],
         env=environment,
@@ -277,7 +288,7 @@ def fill(bucket: Bucket) -> tuple[dict[bytes, int], StoreError]:
     for number in range(10_000):
         name = key(f"k{number}")
         try:
-            outcomes = bucket.write_many([Set(0, name, os.urandom(20_000))])
+            outcomes = bucket.write_many([SetDocument(0, name, os.urandom(20_000))])
         except StoreError as error:
             return acknowledged, error
         assert isinstance(outcomes[0], Applied)
@@ -290,7 +301,7 @@ SMALL = BucketSettings(vbuckets=1, maintenance_interval=0, write_memory=1024 * 1
 
 def test_a_full_disk(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(1024 * 1024))
+    ballast.write_bytes(bytes(3 * 1024 * 1024))  # recovery writes what its log holds once more
     store = Store(small_disk / "store")
     bucket = store.create_bucket("b", SMALL)
     acknowledged, error = fill(bucket)
@@ -298,10 +309,10 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert acknowledged
     high = bucket.vbucket_stats(0).high_seqno
     assert high == max(acknowledged.values())
-    with pytest.raises(StoreFull):  # and stays so until it is opened again
-        bucket.write(Set(0, key("more"), b""))
+    with pytest.raises(StoreFull):  # and stays so until there is room
+        bucket.write(SetDocument(0, key("more"), b""))
     with pytest.raises(StoreFull):
-        bucket.write_many([Delete(0, next(iter(acknowledged)))])
+        bucket.write_many([DeleteDocument(0, next(iter(acknowledged)))])
     assert bucket.get(0, next(iter(acknowledged))).seqno == 1
     store.close()
     ballast.unlink()
@@ -311,7 +322,111 @@ def test_a_full_disk(small_disk: Path) -> None:
             assert bucket.get(0, name).seqno == seqno
         assert bucket.vbucket_stats(0).high_seqno in (high, high + 1)
         assert bucket.verify() == []
-        bucket.write(Set(0, key("more"), b""))
+        bucket.write(SetDocument(0, key("more"), b""))
+
+
+def write_until_it_succeeds(bucket: Bucket) -> Applied:
+    """Writes as a client that comes again after a temporary failure."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return bucket.write(SetDocument(0, key("after"), b"there is room"))
+        except StoreError as error:
+            assert getattr(error, "is_temporary", False), error
+            assert time.monotonic() < deadline, error
+            time.sleep(0.1)
+
+
+def recovered(
+    bucket: Bucket, acknowledged: dict[bytes, int], log: pytest.LogCaptureFixture
+) -> None:
+    """Writes go on, nothing that was acknowledged is lost, and the log tells each thing once."""
+    branches = len(bucket.failover_log(0))
+    moved: list[int] = []
+    end = bucket.subscribe(lambda highs: moved.append(highs[0]))
+    done = write_until_it_succeeds(bucket)
+    end()
+    assert moved[-1] == done.seqno
+    assert done.seqno in (len(acknowledged) + 1, len(acknowledged) + 2)  # with what had failed
+    for name, seqno in acknowledged.items():
+        assert bucket.get(0, name).seqno == seqno
+    assert bucket.verify() == []
+    assert len(bucket.failover_log(0)) == branches
+    said = [record.getMessage() for record in log.records if record.name == "upriver.store"]
+    assert sum("refuses writes until this is mended" in line for line in said) == 1
+    assert sum("takes writes again" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("durability", SyncMode)
+def test_writes_go_on_when_a_full_disk_has_room_again(
+    small_disk: Path, durability: SyncMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(4 * 1024 * 1024))
+    with Store(small_disk / "store") as store:
+        bucket = store.create_bucket("b", replace(SMALL, durability=durability))
+        reader = bucket.open_reader(0)
+        acknowledged, error = fill(bucket)
+        assert isinstance(error, StoreFull)
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                bucket.write(SetDocument(0, key("more"), b""))
+        ballast.unlink()
+        recovered(bucket, acknowledged, caplog)
+        with pytest.raises(StoreClosed):  # its view went with the files that were open
+            reader.read()
+        assert dump(bucket, 0)[-1].key == b"after"
+    with Store(small_disk / "store") as store:
+        bucket = store.bucket("b")
+        for name, seqno in acknowledged.items():
+            assert bucket.get(0, name).seqno == seqno
+
+
+def test_maintenance_goes_on_when_a_full_disk_has_room_again(small_disk: Path) -> None:
+    """A bucket that nobody writes to mends itself."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(4 * 1024 * 1024))
+    with Store(small_disk / "store") as store:
+        bucket = store.create_bucket("b", replace(SMALL, maintenance_interval=0.1))
+        bucket.write(SetDocument(0, key("short"), b"", expiry=int(time.time()) + 1))
+        _, error = fill(bucket)
+        assert isinstance(error, StoreFull)
+        ballast.unlink()
+        deadline = time.monotonic() + 120
+        while bucket.vbucket_stats(0).tombstones == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("limit", "narrow", "wide", "kind"),
+    [("RLIMIT_FSIZE", 300_000, 2**30, "StoreFull"), ("RLIMIT_NOFILE", 0, 1024, "StoreOutOfFiles")],
+)
+def test_writes_go_on_when_a_limit_of_the_process_is_raised(
+    tmp_path: Path, limit: str, narrow: int, wide: int, kind: str
+) -> None:
+    code = f"""
+import resource
+from test_store_faults import *
+bucket = Store({str(tmp_path)!r}).create_bucket("b", SMALL)
+_, most = resource.getrlimit(resource.{limit})
+in_use = len(os.listdir("/proc/self/fd")) if {narrow} == 0 else {narrow}
+resource.setrlimit(resource.{limit}, (in_use, most))
+acknowledged, error = fill(bucket)
+print(type(error).__name__, len(acknowledged))
+resource.setrlimit(resource.{limit}, ({wide}, most))
+print(write_until_it_succeeds(bucket).seqno - len(acknowledged) in (1, 2))
+print(all(bucket.get(0, name).seqno == seqno for name, seqno in acknowledged.items()))
+print(bucket.verify())
+os._exit(0)
+"""
+    told = run_python(code).stdout.split("\n")
+    assert told[0].split()[0] == kind
+    assert told[1:] == ["True", "True", "[]", ""]
+    with Store(tmp_path) as store:
+        bucket = store.bucket("b")
+        assert bucket.vbucket_stats(0).high_seqno > int(told[0].split()[1])
+        assert bucket.verify() == []
 
 
 def test_a_disk_too_full_for_a_new_store_or_bucket(small_disk: Path) -> None:

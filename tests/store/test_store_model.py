@@ -9,29 +9,35 @@ from pathlib import Path as FilePath
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from storekit import Clock, dump, key
-from storemodel import HISTORY_AGE, PURGE_AGE, Path, VBucketModel, Version, is_live
+from storekit import SECOND, Clock, dump, key
+from storemodel import HISTORY_AGE, PURGE_AGE, Path, VBucketModel, Version, is_live, prepared
 
 from upriver.errors import Status, StoreRefusal
 from upriver.model import VBucketState
 from upriver.store import (
-    Add,
-    Append,
+    AbortPrepared,
+    AddDocument,
+    AppendToDocument,
     Applied,
     BeginSnapshot,
     BucketSettings,
     Change,
+    CommitPrepared,
     Counter,
-    Delete,
+    DeleteDocument,
     Outcome,
-    Replace,
+    PrepareWrite,
+    ReplaceDocument,
     Replicate,
-    Set,
+    ReplicateAbort,
+    ReplicateCommit,
+    SetDocument,
     Store,
-    Touch,
+    TouchDocument,
 )
-from upriver.wire import canonical
+from upriver.wire import canonical, prepares
 from upriver.wire import messages as m
+from upriver.wire.prepares import StoredPrepare
 
 SETTINGS = BucketSettings(
     vbuckets=2, maintenance_interval=0, history_age=HISTORY_AGE, purge_age=PURGE_AGE
@@ -40,7 +46,19 @@ VBUCKETS = st.integers(0, 1)
 NAMES = st.sampled_from([b"a", b"b", b"c"])
 VALUES = st.sampled_from([b"1", b"22", b"x"])
 EXPIRIES = st.sampled_from([0, 0, 0, 5, 50])
-OPERATIONS = st.sampled_from([Set, Set, Add, Replace, Append, Counter, Touch, Delete, Delete])
+OPERATIONS = st.sampled_from(
+    [
+        SetDocument,
+        SetDocument,
+        AddDocument,
+        ReplaceDocument,
+        AppendToDocument,
+        Counter,
+        TouchDocument,
+        DeleteDocument,
+        DeleteDocument,
+    ]
+)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -92,16 +110,18 @@ class StoreMachine(RuleBasedStateMachine):
         if kind is Counter:
             initial = data.draw(st.sampled_from([None, 3]))
             return Counter(vbucket, where, data.draw(st.sampled_from([1, -5])), initial, cas=cas)
-        if kind is Touch:
-            return Touch(vbucket, where, data.draw(EXPIRIES))
-        if kind is Delete:
-            return Delete(vbucket, where, cas)
-        if kind is Append:
-            return Append(vbucket, where, data.draw(VALUES), cas)
+        if kind is TouchDocument:
+            return TouchDocument(vbucket, where, data.draw(EXPIRIES))
+        if kind is DeleteDocument:
+            return DeleteDocument(vbucket, where, cas)
+        if kind is AppendToDocument:
+            return AppendToDocument(vbucket, where, data.draw(VALUES), cas)
         value, flags, expiry = data.draw(VALUES), data.draw(st.integers(0, 2)), data.draw(EXPIRIES)
-        if kind is Add:
-            return Add(vbucket, where, value, flags, expiry)
-        return (Set if kind is Set else Replace)(vbucket, where, value, flags, expiry, cas=cas)
+        if kind is AddDocument:
+            return AddDocument(vbucket, where, value, flags, expiry)
+        return (SetDocument if kind is SetDocument else ReplaceDocument)(
+            vbucket, where, value, flags, expiry, cas=cas
+        )
 
     def follow(self, change: Change, outcome: Outcome) -> None:
         """Does to the model what was done to the store, and compares what both say."""
@@ -112,7 +132,13 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert isinstance(outcome, Applied), outcome
         path, version, number = expected
+        if isinstance(change, PrepareWrite):
+            path, op = prepared(path), "Q" if version.op == "D" else "P"
+            version = version._replace(op=op)
         assert (outcome.seqno, outcome.number) == (version.seqno, number)
+        if version == self.model[change.vbucket].here.get(path):
+            assert outcome.cas == version.cas  # it was so already, and nothing was written
+            return
         self.take_cas(outcome.cas)
         self.model[change.vbucket].write(path, version._replace(cas=outcome.cas), self.now)
 
@@ -120,7 +146,43 @@ class StoreMachine(RuleBasedStateMachine):
         assert cas > self.last_cas
         self.last_cas = cas
 
+    @rule(data=st.data(), level=st.integers(1, 3))
+    def prepare(self, data: st.DataObject, level: int) -> None:
+        change = self.draw_change(data)
+        durable = PrepareWrite(change.vbucket, change, level)  # type: ignore[arg-type]
+        self.follow(durable, self.bucket.write_many([durable])[0])
+
+    @precondition(lambda self: any(vbucket.prepares() for vbucket in self.model))
+    @rule(data=st.data(), commits=st.booleans())
+    def complete(self, data: st.DataObject, commits: bool) -> None:
+        vbucket = data.draw(st.sampled_from([n for n in (0, 1) if self.model[n].prepares()]))
+        model = self.model[vbucket]
+        path, version = data.draw(st.sampled_from(model.prepares()))
+        kind = CommitPrepared if commits else AbortPrepared
+        (outcome,) = self.bucket.write_many([kind(vbucket, where(path), version.seqno)])
+        if not model.active or (commits and path[0] not in (0, *self.manifest)):
+            assert isinstance(outcome, StoreRefusal)
+            return
+        assert isinstance(outcome, Applied)
+        assert outcome.seqno == model.high + 1
+        self.complete_model(model, path, version, outcome.seqno, commits=commits)
+        assert outcome.cas == version.cas
+
+    def complete_model(
+        self, model: VBucketModel, path: Path, version: Version, seqno: int, *, commits: bool
+    ) -> None:
+        if commits:
+            done = version._replace(op="D" if version.op == "Q" else "M", seqno=seqno)
+            model.write(path, done, self.now)
+        else:
+            given_up = Version("A", seqno, value=b"%d" % version.seqno)
+            model.write(prepared(path), given_up, self.now)
+            model.aborted_at[seqno] = version.cas // SECOND
+
     def expected(self, change: Change) -> Status | tuple[Path, Version, int | None]:
+        durable = isinstance(change, PrepareWrite)
+        if isinstance(change, PrepareWrite):
+            change = change.change
         vbucket = self.model[change.vbucket]
         collection, name = change.key[0], change.key[1:]  # type: ignore[union-attr]
         if not vbucket.active:
@@ -128,31 +190,40 @@ class StoreMachine(RuleBasedStateMachine):
         if collection and collection not in self.manifest:
             return Status.UNKNOWN_COLLECTION
         path = (collection, name)
+        if vbucket.is_pending(path):
+            return Status.SYNC_WRITE_IN_PROGRESS
         old = vbucket.here.get(path)
         live = old if is_live(old, self.now) else None
         if live is None:
-            if isinstance(change, Append):
+            if isinstance(change, AppendToDocument):
                 return Status.NOT_STORED
-            if isinstance(change, Replace | Delete | Touch) or getattr(change, "cas", 0):
+            if isinstance(change, ReplaceDocument | DeleteDocument | TouchDocument) or bool(
+                getattr(change, "cas", 0)
+            ):
                 return Status.NOT_FOUND
             if isinstance(change, Counter) and change.initial is None:
                 return Status.NOT_FOUND
-        elif isinstance(change, Add) or getattr(change, "cas", 0) not in (0, live.cas):
+        elif isinstance(change, AddDocument) or getattr(change, "cas", 0) not in (0, live.cas):
             return Status.EXISTS
         new = Version("M", vbucket.high + 1, vbucket.next_rev(path))
-        if isinstance(change, Set | Add | Replace):
+        if isinstance(change, SetDocument | AddDocument | ReplaceDocument):
             time = change.expiry + self.now if change.expiry else 0
             return path, new._replace(value=change.value, flags=change.flags, time=time), None
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteDocument):
             return path, new._replace(op="D", time=self.now), None
         if isinstance(change, Counter) and live is None:
             assert change.initial is not None
             return path, new._replace(value=b"%d" % change.initial), change.initial
         assert live is not None
         new = new._replace(value=live.value, flags=live.flags, time=live.time)
-        if isinstance(change, Touch):
-            return path, new._replace(time=change.expiry + self.now if change.expiry else 0), None
-        if isinstance(change, Append):
+        if isinstance(change, TouchDocument):
+            time = change.expiry + self.now if change.expiry else 0
+            return (
+                path,
+                live if time == live.time and not durable else new._replace(time=time),
+                None,
+            )
+        if isinstance(change, AppendToDocument):
             return path, new._replace(value=live.value + change.value), None
         assert isinstance(change, Counter)
         if not live.value.isdigit() or int(live.value) >= 2**64:
@@ -167,6 +238,9 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             document = self.bucket.get(vbucket, key(name.decode()))
         except StoreRefusal as refusal:
+            if model.active and prepared((0, name)) in model.doubted:
+                assert refusal.status is Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS
+                return
             assert refusal.status is (Status.NOT_FOUND if model.active else Status.NOT_MY_VBUCKET)
             assert not model.active or not is_live(version, self.now)
         else:
@@ -175,7 +249,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert (document.seqno, document.value) == (version.seqno, version.value)
             return
         self.bucket.submit([]).result()  # an expiration that it caused comes before this
-        if model.active and version is not None and version.op == "M":
+        expires = version is not None and version.op == "M" and not model.is_pending((0, name))
+        if model.active and expires:
             model.bury((0, name), "X", self.bucket.meta(vbucket, key(name.decode())).cas, self.now)
 
     # ---- time and maintenance ------------------------------------------------------------
@@ -225,6 +300,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.store = Store(self.path, wall=self.clock)
         self.bucket = self.store.bucket("b")
+        for model in self.model:
+            model.doubt()
 
     # ---- history and states --------------------------------------------------------------
 
@@ -251,6 +328,7 @@ class StoreMachine(RuleBasedStateMachine):
             model.active = True
             if not transfer:
                 model.branch(model.whole())
+                model.doubt()
             model.settle(model.high)
             model.align(self.manifest, self.now)
 
@@ -268,7 +346,21 @@ class StoreMachine(RuleBasedStateMachine):
             seqno += gap
             collection, name = data.draw(st.sampled_from([0, *self.manifest])), data.draw(NAMES)
             where, cas = key(name.decode(), collection), seqno + 10
-            if data.draw(st.booleans()):
+            pending = model.pending((collection, name))
+            kind = data.draw(st.sampled_from("MDPCA"))
+            if kind == "P":
+                stored = StoredPrepare(vbucket, seqno, seqno, cas, 0, 0, 0, where, b"p", False, 1)
+                changes.append(Replicate(vbucket, prepares.prepare(stored)))
+                version = Version("P", seqno, seqno, cas, 0, 0, b"p")
+                model.write(prepared((collection, name)), version, self.now)
+                continue
+            if kind in "CA" and pending is not None:
+                complete = ReplicateCommit if kind == "C" else ReplicateAbort
+                changes.append(complete(vbucket, where, pending.seqno, seqno))
+                commits = kind == "C"
+                self.complete_model(model, (collection, name), pending, seqno, commits=commits)
+                continue
+            if kind in "MC":
                 frame = canonical.mutation(vbucket, seqno, seqno, cas, 1, 0, 0, where, b"r")
                 version = Version("M", seqno, seqno, cas, 1, 0, b"r")
             else:
@@ -311,6 +403,11 @@ class StoreMachine(RuleBasedStateMachine):
             stats = self.bucket.vbucket_stats(number)
             ops = [version.op for version in model.here.values()]
             assert stats.items == ops.count("M")
+            hidden = [v.seqno for v in model.here.values() if v.op in "PQA"]
+            assert (stats.visible_seqno < model.high) == (model.high in hidden)
+            assert {(at, pending.seqno) for at, pending in self.bucket.prepares(number)} == {
+                (where(p), v.seqno) for p, v in model.prepares()
+            }
             assert stats.tombstones == ops.count("D") + ops.count("X")
             assert (stats.high_seqno, stats.persisted_seqno) == (model.high, model.high)
             assert self.bucket.collection_seqnos(number) == model.highs
@@ -318,6 +415,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats.history_floor == max(model.floor, model.purge)
             assert [entry.seqno for entry in self.bucket.failover_log(number)] == model.log
         assert self.bucket.verify() == []
+
+
+def where(path: Path) -> bytes:
+    """The key that the store has for a document of the model."""
+    collection, name = path
+    assert isinstance(collection, int)
+    assert isinstance(name, bytes)
+    return key(name.decode(), collection)
 
 
 def is_document(message: m.Message) -> bool:
@@ -331,6 +436,13 @@ def read_back(messages: list[m.Message]) -> list[tuple[Path, Version]]:
         if isinstance(one, m.Mutation):
             version = Version("M", one.seqno, one.rev, one.cas, one.flags, one.expiry, one.value)
             found.append(((one.collection or 0, one.key), version))
+        elif isinstance(one, m.Prepare):
+            op = "Q" if one.deleted else "P"
+            version = Version(op, one.seqno, one.rev, one.cas, one.flags, one.expiry, one.value)
+            found.append((prepared((one.collection or 0, one.key)), version))
+        elif isinstance(one, m.Abort):
+            version = Version("A", one.abort_seqno, value=b"%d" % one.prepared_seqno)
+            found.append((prepared((one.collection or 0, one.key)), version))
         elif isinstance(one, m.Deletion):
             op = "X" if isinstance(one, m.Expiration) else "D"
             version = Version(op, one.seqno, one.rev, one.cas, 0, one.delete_time or 0)

@@ -8,15 +8,16 @@ from storekit import QUIET, Clock, dump, key, put, value
 from upriver.errors import Status, StoreRefusal
 from upriver.model import FailoverLog, Snapshot, VBucketState
 from upriver.store import (
-    Append,
+    AppendToDocument,
     Bucket,
     BucketSettings,
     Counter,
-    Delete,
-    Set,
+    DeleteDocument,
+    SetDocument,
     Store,
-    Touch,
+    TouchDocument,
 )
+from upriver.store.document_changes import Change
 from upriver.wire import messages as m
 
 
@@ -24,20 +25,20 @@ def test_every_seqno_in_the_window_comes_back_exactly(store: Store, clock: Clock
     """Writes a history, remembers each state of it, and goes back through them all."""
     bucket = store.create_bucket("b", QUIET)
     bucket.set_state(0, VBucketState.ACTIVE)
-    changes = [
-        Set(0, key("a"), b"1"),
-        Set(0, key("b"), b"2", expiry=100),
-        Set(0, key("a"), b"3"),
-        Delete(0, key("a")),
-        Set(0, key("c"), b"4", flags=8),
-        Touch(0, key("b"), 200),
-        Set(0, key("a"), b"5"),
+    changes: list[Change] = [
+        SetDocument(0, key("a"), b"1"),
+        SetDocument(0, key("b"), b"2", expiry=100),
+        SetDocument(0, key("a"), b"3"),
+        DeleteDocument(0, key("a")),
+        SetDocument(0, key("c"), b"4", flags=8),
+        TouchDocument(0, key("b"), 200),
+        SetDocument(0, key("a"), b"5"),
         Counter(0, key("n"), 1, initial=7),
-        Append(0, key("c"), b"!"),
+        AppendToDocument(0, key("c"), b"!"),
         Counter(0, key("n"), 1),
-        Delete(0, key("c")),
-        Delete(0, key("b")),
-        Set(0, key("c"), b"6"),
+        DeleteDocument(0, key("c")),
+        DeleteDocument(0, key("b")),
+        SetDocument(0, key("c"), b"6"),
     ]
     states: list[list[m.Message]] = [[]]
     counts = [(0, 0, 0)]
@@ -118,7 +119,7 @@ def test_purged_tombstones_are_beyond_the_window(store: Store, clock: Clock) -> 
         "b", BucketSettings(vbuckets=1, maintenance_interval=0, purge_age=10)
     )
     put(bucket, "a")
-    bucket.write(Delete(0, key("a")))
+    bucket.write(DeleteDocument(0, key("a")))
     put(bucket, "b")
     clock.advance(20)
     bucket.compact()

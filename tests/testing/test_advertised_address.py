@@ -18,11 +18,11 @@ from serverkit import Certificates
 from talk import Talk
 
 from upriver.cli.main import cli
-from upriver.consumer.source import Source
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError
-from upriver.producer.node import Node
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import DEVELOPMENT_PASSWORD
+from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD
+from upriver.producer.server_context import ServerContext
+from upriver.producer.server_settings import ServerSettings
 from upriver.store import Store
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import kv
@@ -47,18 +47,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_the_map_has_the_advertised_address(
     store: Store, advertise: str, host: str, port: int
 ) -> None:
-    node = Node(store, ServerSettings(advertise=advertise))
+    node = ServerContext(store, ServerSettings(advertise=advertise))
     node.listening("127.0.0.1", 11210)
-    (entry,) = json.loads(node.config(None))["nodesExt"]
+    (entry,) = json.loads(node.config(None) or b"")["nodesExt"]
     assert (entry["hostname"], entry["services"]) == (host, {"kv": port})
 
 
 def test_the_address_counts_for_tls_too(store: Store, tmp_path: Path) -> None:
     settings = Certificates.made_in(tmp_path).settings(advertise="db:4000")
-    node = Node(store, settings)
+    node = ServerContext(store, settings)
     node.listening("127.0.0.1", 11207, 8091)
-    (entry,) = json.loads(node.config(None))["nodesExt"]
-    assert (entry["hostname"], entry["services"]) == ("db", {"kvSSL": 4000, "mgmt": 8091})
+    (entry,) = json.loads(node.config(None) or b"")["nodesExt"]
+    assert (entry["hostname"], entry["services"]) == ("db", {"kvSSL": 4000, "mgmtSSL": 8091})
 
 
 @pytest.mark.parametrize(

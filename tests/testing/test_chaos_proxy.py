@@ -249,10 +249,9 @@ def test_a_connection_ends_behind_a_packet_of_a_kind(proxy: ChaosProxy, peer: Pe
     proxy.to_client.cut_behind(PACKET[1])
     with ends(proxy, peer) as (client, server):
         sent = noop + PACKET + PACKET
-        for at in range(0, len(sent), 10):  # packets come in pieces
-            server.sendall(sent[at : at + 10])
-            if at > len(noop + PACKET):
-                break
+        with suppress(ConnectionError):  # it may be over before the last piece
+            for at in range(0, len(sent), 10):  # packets come in pieces
+                server.sendall(sent[at : at + 10])
         assert read_all(client) == noop + PACKET
     with ends(proxy, peer) as (client, server):
         server.sendall(PACKET + PACKET)

@@ -14,8 +14,8 @@ from serverkit import SECRET, users_file
 
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Op, StreamEndReason, VBucketState
-from upriver.producer.settings import ServerSettings
-from upriver.producer.users import Role
+from upriver.producer.bootstrap.users import Role
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import MemoryLink, MemoryProducer
 from upriver.wire import canonical, kv
 from upriver.wire import messages as m
@@ -178,7 +178,7 @@ def test_a_link_that_the_server_closes_is_closed_when_it_is_read(
         client.link.send(b"x")
     assert [one.opaque for one in client.read()] == [1, 2]
     assert client.link.closed
-    nonsense = producer.connect()
+    nonsense = producer.connect()  # type: ignore[unreachable]
     nonsense.send(b"\xff" * 24)
     producer.settle()
     assert nonsense.closed
@@ -243,7 +243,7 @@ def test_documents_expire_when_time_passes(producer: MemoryProducer) -> None:
 def test_slow_answers_come_with_the_others(tmp_path: Path) -> None:
     """Passwords are checked in a thread by servers with sockets."""
     users = users_file(tmp_path, {"me": (Role.READ_DATA, Role.WRITE_DATA)})
-    allowed = ServerSettings(users=users, plain_without_tls=True)
+    allowed = ServerSettings(users=users)
     with MemoryProducer(vbuckets=1, settings=allowed) as producer:
         client = Client(producer)
         secret = f"\0me\0{SECRET}".encode()
@@ -296,7 +296,7 @@ class Reader:
         self.producer = producer
         self.documents: dict[int, dict[bytes, int]] = {0: {}, 1: {}}
         #: vbuuid, seqno, snapshot start and end, of each vbucket.
-        self.positions = {0: (0, 0, 0, 0), 1: (0, 0, 0, 0)}
+        self.positions: dict[int, tuple[int, ...]] = {0: (0, 0, 0, 0), 1: (0, 0, 0, 0)}
         self.heard: list[Any] = []
         self.connect()
 
@@ -336,6 +336,8 @@ class Reader:
                 self.positions[vbucket] = (0, 0, 0, 0)
                 self.request(vbucket)
             case m.SnapshotMarker():
+                assert message.start is not None
+                assert message.end is not None
                 self.announced[vbucket] = (message.start, message.end)
             case m.Mutation() | m.Deletion():
                 vbuuid, *_ = self.positions[vbucket]

@@ -71,3 +71,24 @@ def test_fixtures_are_found_and_work(tmp_path: Path) -> None:
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout
     assert "6 passed" in answer.stdout
+
+
+UNUSED = """
+import sys
+
+
+def test_nothing_of_ours_is_loaded(pytestconfig):
+    assert pytestconfig.pluginmanager.hasplugin("upriver")
+    ours = {name for name in sys.modules if name.partition(".")[0] == "upriver"}
+    room = {"upriver.testing", "upriver.testing.pytest_plugin"}
+    assert ours == {"upriver", "upriver._lazy", "upriver.errors"} | room
+    assert not {"numpy", "pyarrow", "rocksdict"} & set(sys.modules)
+"""
+
+
+def test_a_suite_that_uses_no_fixture_of_ours_loads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(UNUSED)
+    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", str(tmp_path)]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
+    assert "1 passed" in answer.stdout

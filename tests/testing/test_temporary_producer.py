@@ -9,11 +9,11 @@ import pytest
 from serverkit import Certificates
 from talk import Talk
 
-from upriver.consumer.source import Source
-from upriver.consumer.topology import vbucket_of
+from upriver.consumer.topology.cluster_map import vbucket_of
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, StreamEndReason
-from upriver.producer.settings import ServerSettings
+from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m

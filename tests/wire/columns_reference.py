@@ -17,13 +17,14 @@ from upriver.wire.dialects import Dcp
 from upriver.wire.framing import packet_length
 from upriver.wire.header import HEADER_SIZE, MAGICS, Header, pack_header
 
+C: Implementation | None = None
+_ABSENT = ""
 try:
-    from upriver.wire.columns.c_path import C
+    from upriver.wire.columns import c_path
 except ImportError as problem:
-    C = None
     _ABSENT = f"the accelerator is not built: {problem}"
 else:
-    _ABSENT = ""
+    C = c_path.C
 
 needs_c = pytest.mark.skipif(C is None, reason=_ABSENT)
 on_both = pytest.mark.parametrize(
@@ -59,7 +60,6 @@ def row_of(frame: bytes, *, collections: bool) -> dict[str, Any] | None:
     if op is None or flexible != (len(message.frames) == 1 and message.stream_id is not None):
         return None
     assert isinstance(message, m.Mutation | m.Deletion)
-    mutation = isinstance(message, m.Mutation)
     return {
         "op": op,
         "vbucket": message.vbucket,
@@ -67,7 +67,7 @@ def row_of(frame: bytes, *, collections: bool) -> dict[str, Any] | None:
         "rev": message.rev,
         "cas": message.cas,
         "flags": message.flags,
-        "expiry": message.expiry if mutation else message.delete_time or 0,
+        "expiry": message.expiry if isinstance(message, m.Mutation) else message.delete_time or 0,
         "datatype": int(message.datatype),
         "collection": message.collection or 0,
         "key": message.key,

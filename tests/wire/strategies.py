@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from upriver.model import Datatype, FailoverEntry
 from upriver.wire import frameinfo as fi
 from upriver.wire import messages as m
-from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
+from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.dialects.draft002 import BODIES
 from upriver.wire.dialects.keyvalue import _PATH_OPCODES, REQUESTS, RESPONSES
 from upriver.wire.dialects.memcached import MemcachedDialect
@@ -194,5 +194,5 @@ def _layouts(dialect: object) -> list[Layout]:
     return [x for x in layouts if id(x) not in shared]
 
 
-DIALECTS = [Draft002(), Draft000(), Draft001(), Dcp(), Dcp(collections=True)]
+DIALECTS: list[Dialect] = [Draft002(), Draft000(), Draft001(), Dcp(), Dcp(collections=True)]
 FORMS = [(dialect, layout) for dialect in DIALECTS for layout in _layouts(dialect)]

@@ -120,7 +120,7 @@ def test_framing_from_any_chunks(
     stream = b"".join(packets)
     edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     framer = Framer()
-    found = []
+    found: list[bytes] = []
     for start, end in pairwise(edges):
         found += framer.feed(stream[start:end])
     assert found == packets

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from upriver.errors import DecodeError, EncodeError, Status
-from upriver.model import Datatype
+from upriver.model import Datatype, StreamEndReason, VBucketState
 from upriver.wire import kv, limits
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo
-from upriver.wire.names import Command, OpenFlag
+from upriver.wire.names import Command, DurabilityLevel, OpenFlag
 
 MUTATION = Dcp().encode(m.Mutation(vbucket=1, seqno=5, key=b"key", value=b"value", cas=9))
 PREFIXED = Dcp(collections=True).encode(
@@ -36,7 +36,7 @@ def refusal(dialect: Dialect, packet: bytes) -> DecodeError:
         (changed(MUTATION, 4, b"\x1e"), "extras length", 4, "must be 31, not 30"),
         (changed(MUTATION, 2, b"\0\0"), "key length", 2, "must not be 0"),
         (changed(MUTATION, 2, b"\0\xff"), "total body length", 8, "together"),
-        (changed(MUTATION, 5, b"\x08"), "datatype", 5, "no combination of known bits"),
+        (changed(MUTATION, 5, b"\x08"), "datatype", 5, "has unknown bits"),
         (changed(MUTATION, 24, bytes(8)), "by seqno", 24, "must not be 0"),
         (changed(MUTATION, 52, b"\0\1"), "extended metadata length", 52, "must be 0, not 1"),
     ],
@@ -57,7 +57,7 @@ def test_a_broken_mutation(packet: bytes, field: str, offset: int, rule: str) ->
         (b"\x01k", "reserved"),
         (b"\x07k", "reserved"),
         (b"\x00", "at least 2 bytes"),
-        (b"\xd5\x0a", "no key behind"),
+        (b"\xd5\x0a", "no key after"),
         (b"\x80", "at least 2 bytes"),
         (b"\x08" + b"k" * 247, "246"),
     ],
@@ -111,9 +111,7 @@ def test_a_known_system_event_of_the_wrong_size_is_not_an_unknown_one() -> None:
 
 def test_a_prepare_needs_a_cas_and_a_commit_has_none() -> None:
     with pytest.raises(EncodeError, match="cas: must not be 0"):
-        Dcp().encode(
-            m.Prepare(vbucket=0, seqno=1, key=b"k", cas=0, level=m.DurabilityLevel.MAJORITY)
-        )
+        Dcp().encode(m.Prepare(vbucket=0, seqno=1, key=b"k", cas=0, level=DurabilityLevel.MAJORITY))
     commit = Dcp().encode(m.Commit(vbucket=0, prepared_seqno=1, commit_seqno=2, key=b"k"))
     assert refusal(Dcp(), changed(commit, 16, b"\1")).field == "cas"
 
@@ -138,10 +136,10 @@ def test_byte_five_means_nothing_in_draft_000() -> None:
 
 
 def test_states_and_reasons_have_each_drafts_own_numbers() -> None:
-    def byte_of(dialect: Dialect, state: m.VBucketState) -> int:
+    def byte_of(dialect: Dialect, state: VBucketState) -> int:
         return dialect.encode(m.SetStreamState(vbucket=0, state=state))[-1]
 
-    pending, replica = m.VBucketState.PENDING, m.VBucketState.REPLICA
+    pending, replica = VBucketState.PENDING, VBucketState.REPLICA
     for dialect, numbers in (
         (Draft000(), (2, 3)),
         (Draft001(), (2, 3)),
@@ -149,19 +147,19 @@ def test_states_and_reasons_have_each_drafts_own_numbers() -> None:
         (Dcp(draft_states=True), (2, 3)),
     ):
         assert (byte_of(dialect, pending), byte_of(dialect, replica)) == numbers
-        for state in m.VBucketState:
+        for state in VBucketState:
             message = m.SetStreamState(vbucket=0, state=state)
             assert dialect.decode(dialect.encode(message)) == message
-    changed_state = m.StreamEnd(vbucket=0, reason=m.StreamEndReason.STATE_CHANGED)
+    changed_state = m.StreamEnd(vbucket=0, reason=StreamEndReason.STATE_CHANGED)
     assert Draft001().encode(changed_state)[-1] == 1
     assert Dcp().encode(changed_state)[-1] == 2
-    with pytest.raises(EncodeError, match="CLOSED is no stream end reason"):
-        Draft001().encode(m.StreamEnd(vbucket=0, reason=m.StreamEndReason.CLOSED))
+    with pytest.raises(EncodeError, match="CLOSED is not a stream end reason"):
+        Draft001().encode(m.StreamEnd(vbucket=0, reason=StreamEndReason.CLOSED))
 
 
 def test_a_dialect_refuses_what_it_has_no_place_for() -> None:
     request = m.StreamRequest(vbucket=0, start=1, end=2, group="g")
-    with pytest.raises(EncodeError, match="group: this draft has no place"):
+    with pytest.raises(EncodeError, match="group: this draft cannot carry it"):
         Dcp().encode(request)
     with pytest.raises(EncodeError, match="snapshot_start"):
         Draft001().encode(m.StreamRequest(vbucket=0, start=1, end=2, snapshot_start=1))
@@ -198,7 +196,7 @@ def test_extended_metadata_of_draft_001_follows_the_value() -> None:
     assert packet.endswith(b"kvmeta")
     assert Draft001().decode(packet) == mutation
     error = refusal(Draft001(), changed(packet, 52, b"\0\xff"))
-    assert error.rule == "says 255 bytes, 5 are left of the value"
+    assert error.rule == "is 255, but 5 bytes are left of the value"
 
 
 def test_a_rollback_is_found_in_extras_and_in_the_value() -> None:
@@ -223,7 +221,7 @@ def test_unknown_frame_infos_are_values_so_that_they_can_be_answered() -> None:
 @pytest.mark.parametrize(
     ("frames", "rule", "status"),
     [
-        ("1100", "no durability level", Status.DURABILITY_INVALID_LEVEL),
+        ("1100", "not a known durability level", Status.DURABILITY_INVALID_LEVEL),
         ("120100", "1 or 3 bytes", Status.INVALID),
         ("13010000", "reserved", Status.INVALID),
         ("1301ffff", "reserved", Status.INVALID),

@@ -52,6 +52,7 @@ def test_mutations(
         collection=collection,
         key=key,
         value=value,
+        nru=2,
     )
     assert DIALECT.encode(message) == frame
     assert DIALECT.decode(frame) == message

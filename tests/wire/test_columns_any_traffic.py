@@ -141,7 +141,8 @@ def test_much_traffic_in_chunks(columns: Implementation, collections: bool) -> N
     kinds = [*CHANGES.values(), *(Dcp().encode(x) for x in (m.StreamNoop(opaque=3),))]
     sent = [choose.choice(kinds) for _ in range(3000)]
     stream = b"".join(sent)
-    pending, at, found = b"", 0, []
+    pending, at = b"", 0
+    found: list[bytes] = []
     while at < len(stream):
         size = choose.choice([1, 20, 50, 1000, 20_000])
         pending, at = pending + stream[at : at + size], at + size

@@ -16,7 +16,8 @@ _REPORT = "import upriver.wire.columns as columns; print(columns.__impl__)"
 _WITHOUT = "import sys; sys.modules['upriver.wire.columns._speedups'] = None; "
 _STALE = (
     "import sys, types; "
-    "stale = types.SimpleNamespace(LIMITS=(1, 2, 3), measure=None, fill=None, patch_opaque=None); "
+    "stale = types.SimpleNamespace(LIMITS=(1, 2, 3), measure=None, fill=None, patch_opaque=None, "
+    "select=None); "
     "sys.modules['upriver.wire.columns._speedups'] = stale; "
 )
 
@@ -39,7 +40,7 @@ def run(code: str, wanted: str | None = None) -> subprocess.CompletedProcess[str
     [
         pytest.param(_REPORT, "numpy", "numpy", id="numpy by name"),
         pytest.param(_REPORT, "c", "c", id="c by name", marks=needs_c),
-        pytest.param(_REPORT, None, "c" if C else "numpy", id="the best there is"),
+        pytest.param(_REPORT, None, "numpy" if C is None else "c", id="the best there is"),
         pytest.param(_WITHOUT + _REPORT, None, "numpy", id="without the accelerator"),
         pytest.param(_STALE + _REPORT, "", "numpy", id="with one of other sources"),
     ],

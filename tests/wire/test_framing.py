@@ -17,7 +17,8 @@ OLD = Draft002().encode(m.StreamAccepted())
 
 def test_byte_by_byte() -> None:
     stream = NOOP + Dcp().encode(kv.Get(key=b"key")) + NOOP
-    framer, found = Framer(), []
+    framer = Framer()
+    found: list[bytes] = []
     for byte in stream:
         found += framer.feed(bytes([byte]))
     assert b"".join(found) == stream

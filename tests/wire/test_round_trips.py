@@ -12,11 +12,12 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001
 from upriver.wire.framing import packet_length
 from upriver.wire.layout import Layout
+from upriver.wire.names import Command
 from upriver.wire.numbers import STATUSES
 
 
-def _name(form: object) -> str:
-    dialect, layout = form  # type: ignore[misc]
+def _name(form: tuple[Dialect, Layout]) -> str:
+    dialect, layout = form
     flavour = "+collections" if getattr(dialect, "collections", False) else ""
     return f"{dialect.name}{flavour} {layout.message.__name__} {layout.opcode:#04x}"
 
@@ -57,7 +58,7 @@ def test_unknown_commands_keep_everything_they_had(**values: object) -> None:
 @pytest.mark.parametrize("status", sorted(STATUSES))
 def test_every_status_has_a_name_and_survives(status: int) -> None:
     refusal = m.PlainResponse(
-        command=m.Command.NOOP, status=STATUSES[status], value=b'{"error":{}}', opaque=7
+        command=Command.NOOP, status=STATUSES[status], value=b'{"error":{}}', opaque=7
     )
     for dialect in (Dcp(), Draft001(), Draft000()):
         packet = dialect.encode(refusal)
@@ -67,7 +68,7 @@ def test_every_status_has_a_name_and_survives(status: int) -> None:
 
 def test_a_status_without_a_name_keeps_its_number() -> None:
     refusal = m.PlainResponse(
-        command=m.Command.GET, status=Status.UNRECOGNISED, status_code=0x1234, opaque=7
+        command=Command.GET, status=Status.UNRECOGNISED, status_code=0x1234, opaque=7
     )
     assert Dcp().decode(Dcp().encode(refusal)) == refusal
 

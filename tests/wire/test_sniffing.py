@@ -10,9 +10,10 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, DialectPin, Draft000, Draft001, Draft002, sniff
 from upriver.wire.frameinfo import StreamId
 from upriver.wire.messages import Message
+from upriver.wire.names import OpenFlag
 
 REQUEST = m.StreamRequest(vbucket=1, start=0, end=9)
-OPEN = m.Open(name="n", flags=m.OpenFlag.PRODUCER)
+OPEN = m.Open(name="n", flags=OpenFlag.PRODUCER)
 
 FIRST_PACKETS: list[tuple[Dialect, Message, Dialect | None]] = [
     (Draft002(), REQUEST, Draft002()),

@@ -6,6 +6,7 @@ import json
 import shutil
 import string
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def number(shown: object) -> int:
     return int(str(shown), 0)
 
 
-def readable(message: m.Message, draw: st.DrawFn) -> m.Message:
+def readable(message: m.Message, draw: Callable[[st.SearchStrategy[str]], str]) -> m.Message:
     """The same message with text where tshark prints text, and nothing it would uncompress."""
     changes: dict[str, Any] = {}
     for name in ("key", "value", "name", "bucket"):

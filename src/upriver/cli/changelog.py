@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from .pipeline_options import (
+from .pipeline_view import watch
+from .setting_options import (
+    changelog_settings,
     config_option,
-    pipeline_given,
-    pipeline_options,
-    source_given,
-    source_options,
+    settings_given,
+    source_settings,
     spark_options,
     spark_session,
 )
-from .pipeline_view import watch
+from .wait_messages import waiting_for
 
 __all__ = ["changelog"]
 
@@ -23,24 +23,18 @@ __all__ = ["changelog"]
 @click.command()
 @click.argument("source")
 @click.argument("table")
-@pipeline_options
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["delta", "parquet"]),
-    default="delta",
-    show_default=True,
-    help="How the table is kept.",
-)
-@source_options
+@changelog_settings
+@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@source_settings
 @spark_options
 @config_option
-def changelog(source: str, table: str, table_format: str, as_json: bool, **options: Any) -> None:
+def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
     """Append every change of a bucket to a table, each exactly once.
 
-    SOURCE is couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. TABLE is a directory. After
-    a failover that lost changes there is a rollback row; upriver.spark.fold makes current
-    documents of the rows. It goes on where it was when it is started again.
+    SOURCE is couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. TABLE is a directory or an
+    address such as s3://bucket/path. After a failover that lost changes there is a rollback row;
+    upriver.spark.fold makes current documents of the rows. It goes on where it was when it is
+    started again.
 
     \b
     Examples:
@@ -50,6 +44,8 @@ def changelog(source: str, table: str, table_format: str, as_json: bool, **optio
     """
     from ..spark.tables.api import changelog as start
 
-    given = {**source_given(options), **pipeline_given(options), "format": table_format}
+    given = settings_given(options)
     with spark_session("upriver changelog", options) as spark:
-        watch(start(spark, source=source, table=table, **given), as_json=as_json)
+        with waiting_for(f"{source} to answer, and for Spark to begin"):
+            pipeline = start(spark, source=source, table=table, **given)
+        watch(pipeline, as_json=as_json)

@@ -1,22 +1,23 @@
-"""``upriver check``: whether a reader could go on where its checkpoint says, before it does."""
+"""``upriver check``: whether the server would accept a checkpoint, or roll the reader back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..consumer.access import Access
-from ..consumer.checkpoint_files import FileCheckpoint
-from ..consumer.probe import Verdict, probe_and_wait
-from ..consumer.settings import DIALECTS, ConsumerSettings, DialectName
-from ..consumer.source import Source
 from ..errors import ConfigError
-from .access_options import access_options, collection_options
-from .trouble import Question
+from .exit_codes import Question
+from .setting_options import DIALECTS, access_options, collection_options
+from .wait_messages import waiting_for
+
+if TYPE_CHECKING:
+    from ..consumer.checkpoints.position_probe import Verdict
+    from ..consumer.reader_settings import DialectName
+    from ..consumer.transport.access import Access
 
 __all__ = ["check"]
 
@@ -33,9 +34,7 @@ _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
     help="The checkpoint file of the reader; it is not changed.",
 )
 @collection_options
-@click.option(
-    "--dialect", type=click.Choice(["auto", *DIALECTS]), default="auto", help="The draft to speak."
-)
+@click.option("--dialect", type=click.Choice(DIALECTS), default="auto", help="The draft to speak.")
 @click.option("--all", "show_all", is_flag=True, help="Print those that are accepted too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @access_options
@@ -53,8 +52,8 @@ def check(
 ) -> None:
     """Say whether a reader would be rolled back, where to and why, and how far behind it is.
 
-    The server is asked as a reader would ask it, but nothing is read. A reader of chosen
-    collections is checked with the same --collections or --scope.
+    Stream requests are made as the reader would make them, but no changes are read. For a reader
+    of selected collections give the same --collections or --scope.
 
     \b
     Examples:
@@ -64,11 +63,18 @@ def check(
     The exit status is 0 if every position would be accepted, 1 if any would be rolled back, and
     2 if that cannot be found out.
     """
+    # Imported here: help and completion need none of it.
+    from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
+    from ..consumer.checkpoints.position_probe import probe_and_wait
+    from ..consumer.reader_settings import ConsumerSettings
+    from ..consumer.transport.connection_string import Source
+
     checkpoint = FileCheckpoint(file).load()
     if checkpoint is None:
         raise ConfigError(f"there is no checkpoint {file}")
     settings = ConsumerSettings(collections=collections, scope=scope, dialect=dialect)
-    verdicts = probe_and_wait(Source.parse(source), access, settings, checkpoint)
+    with waiting_for(f"{source} to answer"):
+        verdicts = probe_and_wait(Source.parse(source), access, settings, checkpoint)
     if as_json:
         click.echo(json.dumps(_as_object(checkpoint.bucket, verdicts)))
     else:
@@ -111,7 +117,7 @@ def _row(vbucket: int, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _behind(verdicts: Mapping[int, Verdict]) -> int | None:
-    """All of them together; None where one is not known."""
+    """The sum over all vbuckets; None if one is not known."""
     known = [verdict.behind for verdict in verdicts.values() if verdict.behind is not None]
     return sum(known) if len(known) == len(verdicts) else None
 

@@ -1,6 +1,6 @@
-"""``upriver checkpoint``: look at where a reader is, and move it.
+"""``upriver checkpoint``: show, compare, rewind, export and import checkpoint files.
 
-Nothing is written while a reader has the file open, and what is replaced is kept as FILE.bak.
+Nothing is written while a reader has the file open, and a replaced file is kept as FILE.bak.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import IO, Final
 
 import click
 
-from ..consumer.checkpoint import MAX_CHECKPOINT_SIZE, Checkpoint
-from ..consumer.checkpoint_files import FileCheckpoint
-from ..consumer.position_json import dump_position
+from ..consumer.checkpoints.checkpoint import MAX_CHECKPOINT_SIZE, Checkpoint
+from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
+from ..consumer.checkpoints.position_json import dump_position
 from ..errors import ConfigError
 from ..model import NO_END
-from ..session.position import Position
-from .vbucket_list import vbuckets_option
+from ..session.stream_position import Position
+from .setting_options import vbuckets_option
+from .suggestions import SuggestingGroup
 
 __all__ = ["checkpoint"]
 
@@ -36,12 +37,12 @@ _COLUMNS: Final = (
 
 
 class _Trouble(click.ClickException):
-    """A comparison that could not be made: told apart from one that found differences."""
+    """A failed comparison, whose exit status differs from that of a difference."""
 
     exit_code = 2
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def checkpoint() -> None:
     """Look at the checkpoint file of a reader, compare it, move it.
 
@@ -53,7 +54,7 @@ def checkpoint() -> None:
     """
 
 
-# ---- looking -----------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------
 
 
 @checkpoint.command()
@@ -119,20 +120,14 @@ def export(file: Path) -> None:
         click.echo(line)
 
 
-# ---- moving ------------------------------------------------------------------------------
+# ---- writing -----------------------------------------------------------------------------
 
 
 @checkpoint.command()
 @_FILE
 @click.option("--to-seqno", type=click.IntRange(0, NO_END), help="Go back to this or before it.")
 @click.option("--beginning", is_flag=True, help="Go back to the very beginning.")
-@click.option(
-    "--vbuckets",
-    "--vbucket",
-    metavar="LIST",
-    callback=vbuckets_option,
-    help="Only these, such as 0-15,17.",
-)
+@vbuckets_option("--vbucket")
 @click.option("--dry-run", is_flag=True, help="Say where it would land, and write nothing.")
 def rewind(
     file: Path,
@@ -185,7 +180,7 @@ def import_(file: Path, source: IO[bytes], force: bool) -> None:
 
 
 def _rewound(old: Checkpoint, seqno: int, vbuckets: tuple[int, ...] | None) -> Checkpoint:
-    """The checkpoint further back, having said where each vbucket landed."""
+    """The rewound checkpoint; prints the new position of each vbucket."""
     new = old.rewound(seqno if vbuckets is None else dict.fromkeys(vbuckets, seqno))
     moved = [vbucket for vbucket in old.positions if old.position(vbucket) != new.position(vbucket)]
     for vbucket in moved:
@@ -209,13 +204,13 @@ def _missing(file: Path) -> ConfigError:
 
 
 def _from_lines_or_whole(content: bytes) -> Checkpoint:
-    """A line of an export has a vbucket; a checkpoint, on one line or many, has none at its top."""
+    """Parses exported lines, which have a vbucket each, or a whole checkpoint, which has none."""
     if len(content) > MAX_CHECKPOINT_SIZE:
-        raise ConfigError(f"more than {MAX_CHECKPOINT_SIZE} bytes are no checkpoint")
+        raise ConfigError(f"a checkpoint has at most {MAX_CHECKPOINT_SIZE} bytes")
     try:
         lines = [line for line in content.decode().splitlines() if line.strip()]
     except UnicodeDecodeError as problem:
-        raise ConfigError(f"what is to be imported is no text: {problem}") from None
+        raise ConfigError(f"the checkpoint to import is not UTF-8 text: {problem}") from None
     try:
         is_export = bool(lines) and "vbucket" in json.loads(lines[0])
     except (ValueError, TypeError, RecursionError):
@@ -223,7 +218,7 @@ def _from_lines_or_whole(content: bytes) -> Checkpoint:
     try:
         return Checkpoint.from_lines(lines) if is_export else Checkpoint.from_json(content)
     except ConfigError as problem:
-        raise ConfigError(f"what is to be imported cannot be used: {problem}") from None
+        raise ConfigError(f"the checkpoint to import is invalid: {problem}") from None
 
 
 # ---- output ------------------------------------------------------------------------------
@@ -248,7 +243,7 @@ def _rows(known: Checkpoint) -> Iterator[tuple[str, ...]]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with their cells below each other, for a pipe as for a screen of any width."""
+    """Rows as aligned lines, independent of the screen's width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -274,7 +269,7 @@ def _as_object(known: Checkpoint, read: int, complete: int) -> dict[str, object]
 
 
 def _changed_branch(was: Position, now: Position) -> bool:
-    """Whether both have read something, on different branches."""
+    """Whether both have a position, on different branches."""
     return bool(was.seqno and now.seqno) and was.offset.vbuuid != now.offset.vbuuid
 
 
@@ -286,4 +281,4 @@ def _changes(was: Position, now: Position) -> list[str]:
         changes.append(f"from {was.seqno} back to {now.seqno or 'the beginning'}")
     if _changed_branch(was, now):
         changes.append(f"from branch {was.offset.vbuuid} to {now.offset.vbuuid}")
-    return changes or [f"still at {now.seqno}, but what it knows of its history differs"]
+    return changes or [f"still at {now.seqno}, but with another history"]

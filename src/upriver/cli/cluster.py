@@ -1,4 +1,4 @@
-"""``upriver cluster``: several nodes on this machine, and the commands that their manager takes."""
+"""``upriver cluster``: starts a local cluster and sends commands to its manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final, Self
 import click
 
 from ..errors import ConfigError
-from ..producer.settings import DEFAULT_PORT
+from ..producer.server_settings import DEFAULT_PORT
+from .suggestions import SuggestingGroup
 
 __all__ = ["cluster"]
 
@@ -24,21 +25,21 @@ _DATA: Final = click.option(
 )
 _NODE: Final = click.argument("node")
 _ERASE: Final = "\r\x1b[K"
-#: What is decided when a cluster is made, and cannot be given to one that exists.
+#: Options of a new cluster, which cannot be changed later.
 _FIXED: Final = ("nodes", "replicas", "vbuckets", "port", "bucket", "users")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cluster() -> None:
     """Run several nodes on this machine: replicas, rebalance, failover.
 
-    One manager process keeps the map and carries out these commands. It can be killed and started
-    again at any time. There is only one: it agrees with nobody, and never fails a node over by
-    itself. Nodes go on serving while it is away, but copies stand still.
+    One manager process keeps the map and executes these commands. It can be killed and restarted
+    at any time. There is no consensus and no automatic failover. While the manager is down,
+    replication stops, and after 15 seconds nodes refuse writes.
 
-    A command can be interrupted: the manager goes on with what it has begun, and the same command
-    given again waits for that and does what is left. Only failover and stop wait for nobody: they
-    break off what is under way, and it has to be given again.
+    An interrupted command goes on in the manager; the same command given again waits for it and
+    does what is left. Failover and stop do not wait: they abort a running command, which has to be
+    given again.
 
     \b
     Examples:
@@ -80,22 +81,22 @@ def start(
     bucket: str,
     users: Path | None,
 ) -> None:
-    """Make a cluster, or start the one in the directory; returns when it serves.
+    """Create a cluster, or start the one in the directory; returns when it serves.
 
-    The processes go on in the background until `upriver cluster stop`. All but --data is for a
-    cluster that is made.
+    The processes run in the background until `upriver cluster stop`. All options but --data are
+    for a new cluster.
     """
-    # Imported here: loading the store would slow down every other command.
-    from ..cluster import starting
+    # Imported late: loading the store would slow down every other command.
+    from ..cluster import cluster_start
 
-    if starting.exists(data):
+    if cluster_start.exists(data):
         given = [name for name in _FIXED if _is_given(context, name)]
         if given:
             raise ConfigError(
-                f"there is a cluster in {data}, and --{given[0]} is for a new one: leave it out"
+                f"{data} has a cluster already, and --{given[0]} is for a new one: leave it out"
             )
     else:
-        starting.create(
+        cluster_start.create(
             data,
             nodes=nodes,
             replicas=replicas,
@@ -105,7 +106,7 @@ def start(
             users=users,
         )
     with _Progress() as progress:
-        status = starting.start_manager(data, progress.show)
+        status = cluster_start.start_manager(data, progress.show)
     click.echo(f"serving {status['source']} ({status['vbuckets']} vbuckets)")
 
 
@@ -117,34 +118,34 @@ def _is_given(context: click.Context, name: str) -> bool:
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(data: Path, as_json: bool) -> None:
-    """Show the nodes, what each has, and how far copies are behind."""
-    told = _run(data, "status")
+    """Show the nodes, their vbuckets, and how far replicas are behind."""
+    result = _run(data, "status")
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(result))
     else:
-        _show(told)
+        _show(result)
 
 
 @cluster.command("add-node")
 @_DATA
 def add_node(data: Path) -> None:
-    """Start another node. It has nothing until the cluster is rebalanced."""
-    told = _run(data, "add-node")
-    click.echo(f"{told['added']} is there; now: upriver cluster rebalance --data {data}")
+    """Start another node. It has no vbuckets until the cluster is rebalanced."""
+    result = _run(data, "add-node")
+    click.echo(f"{result['added']} is added; next: upriver cluster rebalance --data {data}")
 
 
 @cluster.command("remove-node")
 @_DATA
 @_NODE
 def remove_node(data: Path, node: str) -> None:
-    """Move everything away from a node, and stop it."""
+    """Move all vbuckets away from a node, and stop it."""
     _show(_run(data, "remove-node", node))
 
 
 @cluster.command()
 @_DATA
 def rebalance(data: Path) -> None:
-    """Spread the vbuckets evenly; clients go on meanwhile."""
+    """Spread the vbuckets evenly over the nodes, while clients keep working."""
     _show(_run(data, "rebalance"))
 
 
@@ -152,10 +153,9 @@ def rebalance(data: Path) -> None:
 @_DATA
 @_NODE
 def failover(data: Path, node: str) -> None:
-    """Give up a node: its process is killed, and replicas take its place.
+    """Fail a node over: its process is killed, and replicas become active.
 
-    What the node had and its replicas had not got yet is lost. A rebalance that is under way is
-    broken off.
+    Changes that the replicas do not have yet are lost. A running rebalance is aborted.
     """
     _show(_run(data, "failover", node))
 
@@ -164,9 +164,9 @@ def failover(data: Path, node: str) -> None:
 @_DATA
 @_NODE
 def recover(data: Path, node: str) -> None:
-    """Bring back a node that was failed over, as replicas of what the others have.
+    """Bring back a failed-over node as replicas of the other nodes' vbuckets.
 
-    What it has that was never copied is taken back. Rebalance to have it serve again.
+    Changes that it never replicated are rolled back. Rebalance to make it active again.
     """
     _show(_run(data, "recover", node))
 
@@ -179,9 +179,9 @@ def stop(data: Path) -> None:
 
 
 class _Progress:
-    """How far a command is, on stderr: one line drawn over again, or off a terminal plain lines.
+    """Progress of a command on stderr: one line that is redrawn, or plain lines without a terminal.
 
-    What does not change is not said twice.
+    A line is printed only if it changed.
     """
 
     def __init__(self) -> None:
@@ -205,36 +205,40 @@ class _Progress:
 
 
 def _run(data: Path, command: str, node: str = "") -> dict[str, Any]:
-    """Gives a command, shows how far it is, and returns what came of it."""
-    from ..cluster.api import call
+    """Sends a command to the manager, shows its progress, and returns its result."""
+    from ..cluster.manager_api import call
 
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with _Progress() as progress:
         for line in call(data.resolve(), command, node):
             if "result" in line:
-                told = line["result"]
+                result = line["result"]
             else:
                 progress.show(line)
-    return told
+    return result
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(result: dict[str, Any]) -> None:
     click.echo(
-        f"{told['source']}\n{told['vbuckets']} vbuckets, {told['replicas']} replicas, "
-        f"map version {told['rev']}"
+        f"{result['source']}\n{result['vbuckets']} vbuckets, {result['replicas']} replicas, "
+        f"map version {result['rev']}"
     )
-    for node in told["nodes"]:
+    for node in result["nodes"]:
         click.echo(
             f"  {node['name']:<4} {node['address']:<22} {node['state']:<14} "
             f"{node['active']:>4} active {node['replica']:>4} replica"
             + (f"  {node['behind']} changes behind" if node["behind"] else "")
         )
-    if told["without_active"]:
-        text = f"  {told['without_active']} vbuckets have no active copy now"
-        if told["silent"]:
-            text += f": bring back {', '.join(told['silent'])}, or fail over what is lost"
+        if node["problem"]:
+            click.echo(f"       {node['problem']}")
+    if result["without_active"]:
+        text = f"  {result['without_active']} vbuckets have no active copy now"
+        if result["silent"]:
+            text += f": bring back {', '.join(result['silent'])}, or fail over what is lost"
         click.echo(text)
-    if told["moving"]:
-        click.echo(f"  {len(told['moving'])} vbuckets are moving")
-    if told["under_way"]:
-        click.echo(f"  under way: {told['under_way']}")
+    for problem in result["problems"]:
+        click.echo(f"  {problem}")
+    if result["moving"]:
+        click.echo(f"  {len(result['moving'])} vbuckets are moving")
+    if result["under_way"]:
+        click.echo(f"  under way: {result['under_way']}")

@@ -6,49 +6,47 @@ import json
 
 import click
 
-from ..errors import ConfigError
+from .._extras import extra
+from ..settings.all_settings import named
+from .setting_options import compact_settings
 
 __all__ = ["compact"]
 
 
 @click.command()
 @click.argument("table")
-@click.option(
-    "--keep-versions",
-    metavar="HOURS",
-    type=click.FloatRange(0, 10**6),
-    default=168,
-    show_default=True,
-    help="How long files of older versions stay, for readers who are at them.",
-)
+@compact_settings
 @click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
-def compact(table: str, keep_versions: float, as_json: bool) -> None:
+def compact(table: str, as_json: bool, **options: str | None) -> None:
     """Compact the Delta tables of a change log or mirror, and remove files that nobody needs.
 
-    No row changes. The pipeline may run meanwhile, and runs this by itself every so many batches.
+    TABLE is a directory or an address such as s3://bucket/path. No row changes. The pipeline may
+    run meanwhile, and compacts by itself every so many batches; then it alone decides which older
+    versions stay.
 
     \b
     Examples:
       upriver compact ./documents
-      upriver compact ./documents --keep-versions 24
+      upriver compact ./documents --keep-versions 24h
     """
-    from ..spark.tables import maintenance
+    with extra("spark"):
+        from ..spark.tables import maintenance
     from ..spark.tables.places import TablePlace
 
-    done = maintenance.compact(TablePlace.parse(table), hours=keep_versions)
-    if not done:
-        raise ConfigError(f"there is no Delta table at {table}")
+    (setting,) = named("keepVersions")
+    seconds = setting.parse(options[setting.name] or setting.default or "")
+    done = maintenance.compact(TablePlace.parse(table), seconds=seconds)
     if as_json:
-        told = [
+        compacted = [
             {
-                "table": str(one.path),
+                "table": one.path,
                 "files_before": one.files_before,
                 "files_after": one.files_after,
                 "removed": one.vacuumed,
             }
             for one in done
         ]
-        click.echo(json.dumps({"tables": told}))
+        click.echo(json.dumps({"tables": compacted}))
         return
     for one in done:
         click.echo(

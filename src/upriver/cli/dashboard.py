@@ -1,26 +1,33 @@
-"""``upriver dashboard``: the page for tables that pipelines keep, and for a server elsewhere."""
+"""``upriver dashboard``: the dashboard of pipelines' tables and of a remote server."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import click
 
 from ..errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "PagePort", "dashboard"]
+__all__ = ["PAGE_PORTS", "PagePort", "dashboard"]
 
-#: Beside the ports that Couchbase and its tools take.
-DEFAULT_PORT = 8180
+#: The default ports, of which the first free one is used. Couchbase and its tools use none of them,
+#: and several servers and dashboards can run on one machine.
+PAGE_PORTS: Final = range(8180, 8200)
 
 
 class PagePort(click.IntRange):
-    """A port for the page, or, where a file says true or false, the usual one or none."""
+    """The ports to try for the page: a given one, or the default ones.
+
+    In a configuration file, true stands for the default ones and false for no page.
+    """
 
     name = "port"
+    #: Stands for the default ports.
+    FREE: ClassVar = "free"
 
     def __init__(self) -> None:
         super().__init__(0, 65535)
@@ -28,27 +35,29 @@ class PagePort(click.IntRange):
     def convert(
         self, value: Any, param: click.Parameter | None, context: click.Context | None
     ) -> Any:
-        if isinstance(value, bool):
-            return DEFAULT_PORT if value else None
-        return super().convert(value, param, context)
+        if isinstance(value, range | tuple):
+            return value  # click converts defaults twice
+        if isinstance(value, bool) or value == self.FREE:
+            return PAGE_PORTS if value else None
+        return (super().convert(value, param, context),)
 
 
 @click.command()
 @click.argument("watched", metavar="TABLE|URL...", nargs=-1, required=True)
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="0: any free.",
+    type=PagePort(),
+    default=PagePort.FREE,
+    metavar="PORT",
+    help=f"0: any free.  [default: {PAGE_PORTS[0]}, or the next that is free]",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on. The page asks nobody who they are.",
+    help="The address to listen on. The page has no authentication.",
 )
-def dashboard(watched: tuple[str, ...], port: int, host: str) -> None:
+def dashboard(watched: tuple[str, ...], port: Sequence[int], host: str) -> None:
     """Show how pipelines and a server are doing, on a page and as metrics for Prometheus.
 
     TABLE is a change log or mirror; its pipeline may run anywhere that sees the same directory.
@@ -59,7 +68,7 @@ def dashboard(watched: tuple[str, ...], port: int, host: str) -> None:
       upriver dashboard ./orders
       upriver dashboard ./orders http://127.0.0.1:8180
     """
-    # Imported here: only this command needs them.
+    # Imported late: only this command needs them.
     from ..dashboard.collector import Collector
     from ..dashboard.httpd import DashboardServer
     from ..dashboard.progress_file import ProgressFile
@@ -73,8 +82,11 @@ def dashboard(watched: tuple[str, ...], port: int, host: str) -> None:
     if len(servers) + len(places) != len(watched):
         raise ConfigError("give directories of tables, or http://HOST:PORT of a dashboard")
     for place in places:
-        if not place.root.is_dir():
-            raise ConfigError(f"there is no table at {place.root}")
+        if not place.private.is_dir():
+            raise ConfigError(
+                f"{place.root} is not a table of a pipeline; give the TABLE of upriver mirror "
+                "or changelog, or http://HOST:PORT of upriver serve --dashboard"
+            )
     names = _names([place.root for place in places])
     files = [ProgressFile(place.progress, name) for place, name in zip(places, names, strict=True)]
     server = servers[0] if servers else None
@@ -82,7 +94,7 @@ def dashboard(watched: tuple[str, ...], port: int, host: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     with (
-        Collector(server.look if server else None, [file.look for file in files]) as collector,
+        Collector(server.sample if server else None, [file.sample for file in files]) as collector,
         DashboardServer(
             collector, server.vbucket if server else None, host=host, port=port
         ) as page,
@@ -96,7 +108,7 @@ def _is_file(text: str) -> bool:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """The last part of each path, or all of it where two would be the same."""
+    """The last part of each path, or the whole path where two would be the same."""
     short = [path.name for path in paths]
     return [
         str(path) if short.count(name) > 1 or not name else name

@@ -1,7 +1,7 @@
-"""Tells a dashboard how a producer is doing: from the producer's views to the figures it shows.
+"""Converts a producer's statistics into the figures of its dashboard.
 
-It is asked in the dashboard's thread. Connections belong to the producer's loop and are looked at
-there; buckets may be looked at from anywhere.
+It is called in the dashboard's thread. Connections belong to the producer's event loop and are read
+there; buckets may be read from any thread.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..dashboard.figures import (
     VBucketDetail,
 )
 from ..model import NO_END
-from ..producer.service import Producer
+from ..producer.embedded import Producer
 from ..producer.statistics import BucketView, ConnectionView, StreamView, bucket_view
 from ..store import Bucket
 
 __all__ = ["ProducerFeed"]
 
-#: Seconds for the producer's loop to have its turn.
+#: Seconds to wait for the producer's event loop.
 _PATIENCE: Final = 10.0
-#: Connections and streams of one that are shown; there may be thousands.
+#: The most connections, and streams per connection, that are shown; there may be thousands.
 _MOST_CONNECTIONS: Final = 200
 _MOST_STREAMS: Final = 8
 
@@ -42,15 +42,15 @@ _KIND_ORDER: Final = ("reader", "replica", "client")
 
 
 class ProducerFeed:
-    """Looks at one producer."""
+    """Samples one producer."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        #: Of the last look, so that a question about one vbucket does not cost another.
+        #: Of the last sample, so that a request for one vbucket does not need another.
         self._connections: tuple[ConnectionView, ...] = ()
 
-    def look(self) -> ServerFigures:
-        # Buckets first: a reader that has everything is then never shown as behind.
+    def sample(self) -> ServerFigures:
+        # Buckets first: a reader that is up to date is then never shown as behind.
         views = [bucket_view(bucket) for bucket in self._producer.node.open_buckets()]
         self._connections = self._producer.connection_views(_PATIENCE)
         highs = {view.name: [one.high_seqno for one in view.vbuckets] for view in views}
@@ -79,7 +79,7 @@ class ProducerFeed:
         )
 
     def vbucket(self, bucket: str, vbucket: int) -> VBucketDetail | None:
-        """One vbucket with all that is known of it; None if there is no such one."""
+        """The details of one vbucket; None if it does not exist."""
         found = self._producer.node.bucket(bucket)
         if found is None or not 0 <= vbucket < found.settings.vbuckets:
             return None
@@ -120,7 +120,7 @@ class ProducerFeed:
         return lags
 
     def _copies(self, bucket: Bucket, vbucket: int) -> list[CopyFigures]:
-        """Where the map says that the vbucket is; nowhere while there is no map."""
+        """The nodes that have the vbucket according to the map; none without a map."""
         config = self._producer.node.config(bucket)
         if config is None:
             return []
@@ -135,7 +135,7 @@ class ProducerFeed:
                 for place, at in enumerate(row)
             ]
         except (LookupError, TypeError, ValueError):
-            return []  # a manager's map need not be one that we would make
+            return []  # a map from a manager may lack the vbucket
 
 
 def _bucket(view: BucketView, lags: list[int]) -> BucketFigures:
@@ -161,7 +161,7 @@ def _bucket(view: BucketView, lags: list[int]) -> BucketFigures:
 def _shown(
     views: Sequence[ConnectionView], highs: Mapping[str, Sequence[int]]
 ) -> list[ConnectionFigures]:
-    """The connections with the most to tell, in an order that does not jump about."""
+    """The most active connections, in a stable order."""
     figures = [_connection(view, highs.get(view.bucket or "", ())) for view in views]
     figures.sort(key=lambda one: (_KIND_ORDER.index(one["kind"]), one["name"], one["peer"]))
     return figures[:_MOST_CONNECTIONS]

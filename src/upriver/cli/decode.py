@@ -1,4 +1,4 @@
-"""``upriver decode``: packets to a readable breakdown, in any draft, with what is wrong in them."""
+"""``upriver decode``: explains packets of any draft field by field, with their mistakes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..errors import DecodeError
 from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from ..wire.dissect import FieldView, dissect
 from ..wire.framing import Framer
-from ..wire.lenient import Reading, read_as, readings
+from ..wire.lenient import LenientReading, read_as, readings
 from ..wire.messages import Message, Response
 from ..wire.names import Command
-from .capture import is_capture, pieces_of_capture
+from .packet_captures import is_capture, pieces_of_capture
 from .packet_text import pieces_of_file, pieces_of_text
 
 __all__ = ["decode"]
@@ -31,12 +31,12 @@ _HEX_SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """One packet of the input, and what can be said of it."""
+    """One packet of the input, decoded as far as possible."""
 
     data: bytes
-    reading: Reading | None
-    #: Other drafts in which the packet is just as good.
-    alternatives: tuple[Reading, ...]
+    reading: LenientReading | None
+    #: Other drafts in which the packet is equally valid.
+    alternatives: tuple[LenientReading, ...]
     error: str
 
     @property
@@ -66,7 +66,7 @@ class _Packet:
     type=click.Choice(["auto", "client", "server"]),
     default="auto",
     show_default=True,
-    help="Who sent the packets; helps where drafts use one number for two messages.",
+    help="The side that sent the packets; helps where drafts use one opcode for two messages.",
 )
 @click.option("--collections", is_flag=True, help="Keys begin with their collection id.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each packet.")
@@ -98,7 +98,7 @@ def decode(
     except ValueError as problem:
         raise click.UsageError(f"the input cannot be read: {problem}") from None
     if not pieces:
-        raise click.UsageError("no packet given: pass HEX, --file FILE, or pipe something in")
+        raise click.UsageError("no packet given: pass HEX, --file FILE, or pipe packets to stdin")
     cut = [_cut(piece) for piece in pieces]
     leftovers = [leftover for _, leftover in cut if leftover]
     packets_found = [packet for parts, _ in cut for packet in parts]
@@ -135,9 +135,9 @@ _DIALECTS: dict[str, Callable[[bool], Dialect]] = {
 
 
 def _cut(piece: bytes) -> tuple[list[bytes], bytes]:
-    """The packets of a piece and an incomplete rest.
+    """The packets of a piece of input and an incomplete rest.
 
-    A piece whose lengths do not add up is one packet: a misprint to be explained.
+    A piece whose lengths are wrong is one packet: a misprint to be explained.
     """
     framer = Framer()
     try:
@@ -149,8 +149,8 @@ def _cut(piece: bytes) -> tuple[list[bytes], bytes]:
 
 def _read(
     packet: bytes, dialect: Dialect | None, collections: bool, sender: str
-) -> tuple[bytes, list[Reading], str]:
-    """A packet, every way to read it, and what is wrong if there is none."""
+) -> tuple[bytes, list[LenientReading], str]:
+    """A packet, its readings in all drafts, and the error if there is none."""
     try:
         if dialect is not None:
             return packet, [read_as(packet, dialect)], ""
@@ -159,8 +159,8 @@ def _read(
         return packet, [], str(refusal)
 
 
-def _explain(read: list[tuple[bytes, list[Reading], str]]) -> list[_Packet]:
-    """Settles on the one draft in which most of the input makes sense."""
+def _explain(read: list[tuple[bytes, list[LenientReading], str]]) -> list[_Packet]:
+    """Chooses the draft in which most packets of the input are valid."""
     best = _best_draft([choices for _, choices, _ in read])
     packets = []
     for packet, choices, error in read:
@@ -177,15 +177,15 @@ def _explain(read: list[tuple[bytes, list[Reading], str]]) -> list[_Packet]:
     return packets
 
 
-def _sent_by(sender: str, choices: list[Reading]) -> list[Reading]:
+def _sent_by(sender: str, choices: list[LenientReading]) -> list[LenientReading]:
     if sender == "auto":
         return choices
     fitting = [x for x in choices if _from_server(x) is (sender == "server")]
     return fitting or choices
 
 
-def _best_draft(options: list[list[Reading]]) -> str:
-    """The draft in which most of a piece makes sense."""
+def _best_draft(options: list[list[LenientReading]]) -> str:
+    """The draft in which most packets of a piece are valid."""
     scores: dict[str, int] = {}
     for choices in options:
         for rank, reading in enumerate(choices):
@@ -193,7 +193,7 @@ def _best_draft(options: list[list[Reading]]) -> str:
     return max(scores, key=lambda name: scores[name], default="")
 
 
-def _from_server(reading: Reading) -> bool:
+def _from_server(reading: LenientReading) -> bool:
     message = reading.message
     command = reading.dialect.command_of(message)
     asked_by_server = isinstance(command, Command) and command.from_server
@@ -239,12 +239,12 @@ def _title(packet: _Packet) -> Text:
     return title
 
 
-def _draft_name(reading: Reading) -> str:
+def _draft_name(reading: LenientReading) -> str:
     name = reading.dialect.name
     return name if name == "dcp" else f"draft {name}"
 
 
-def _command_name(reading: Reading) -> str:
+def _command_name(reading: LenientReading) -> str:
     command = reading.dialect.command_of(reading.message)
     return command.replace("_", " ") if isinstance(command, Command) else f"{command:#04x}"
 
@@ -282,7 +282,7 @@ def _show_json(packets: list[_Packet], leftovers: list[bytes]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A message as JSON can hold it: enums by name, bytes as text, or as hex where they are not."""
+    """A message as JSON values: enums by name, bytes as text, or as hex if they are not text."""
     if isinstance(value, Flag):
         return [flag.name.lower() for flag in type(value) if flag in value and flag.name]
     if isinstance(value, Enum):

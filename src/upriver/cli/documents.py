@@ -1,6 +1,6 @@
-"""Documents to load: generated ones, and those of NDJSON and CSV files.
+"""Sources of documents for ``upriver load``: generated, from NDJSON and from CSV files.
 
-Each is a key and a value as they are written. It knows nothing of servers.
+A document is a key and a value, both bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Document: TypeAlias = tuple[bytes, bytes]
 
 
 class BadLine(UpriverError):
-    """A line of a file that is no document."""
+    """A line of a file that is not a valid document."""
 
     def __init__(self, *, file: str, line: int, problem: str) -> None:
-        super().__init__(f"{file}, line {line}: {problem}; --skip-bad passes over such lines")
+        super().__init__(f"{file}, line {line}: {problem}; --skip-bad skips such lines")
         self.file = file
         self.line = line
         self.problem = problem
 
 
-#: Is told of a bad line; if it returns, the line is passed over.
+#: Called with a bad line; if it returns, the line is skipped.
 OnBad: TypeAlias = Callable[[BadLine], None]
 
 
@@ -50,9 +50,9 @@ _FILL_BYTES: Final = 64 * 1024
 
 
 def generated(count: int, *, size: int, prefix: str) -> Iterator[Document]:
-    """Documents 0 to ``count``, of ``size`` bytes where they are not shorter than their members.
+    """Documents 0 to ``count``, of ``size`` bytes if their members fit into that.
 
-    A number always gives the same document, so a second run writes the same again.
+    A number always gives the same document, so a second run writes the same documents.
     """
     fill = _fill() * (size // _FILL_BYTES + 2)
     for number in range(count):
@@ -79,10 +79,10 @@ def _fill() -> str:
 def from_ndjson(
     file: IO[bytes], *, prefix: str, key: str | None = None, on_bad: OnBad = raise_bad
 ) -> Iterator[Document]:
-    """The objects of a file with one on each line, written as they stand there.
+    """The objects of a file with one on each line, whose bytes become the values unchanged.
 
     ``key`` names the member that is the key; without it a key is the prefix and the number of
-    the line, from 0. Empty lines are no documents.
+    the line, from 0. Empty lines are skipped.
     """
     for number, line in enumerate(_lines(file)):
         text = line.strip()
@@ -102,7 +102,7 @@ def from_csv(
 
     Keys are those of `from_ndjson`, with rows for lines.
     """
-    # What is not UTF-8 is found when a row is encoded again, and is that row's problem alone.
+    # Invalid UTF-8 is detected when a row is encoded again, so that only that row is bad.
     lines = (line.decode(errors="surrogateescape") for line in _lines(file))
     rows = csv.reader(lines, strict=True)
     names: list[str] | None = None
@@ -127,12 +127,12 @@ def from_csv(
         except (csv.Error, ValueError) as problem:
             bad = BadLine(file=file.name, line=line, problem=str(problem))
             if names is None:
-                raise bad from None  # nothing in the file makes sense without its header
+                raise bad from None  # the file cannot be read without its header
             on_bad(bad)
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file without its byte order mark; of a long one as much as shows it."""
+    """The lines of a file without its byte order mark; lines that are too long are truncated."""
     line = file.readline(MAX_VALUE + 1).removeprefix(BOM_UTF8)
     while line:
         rest = line
@@ -144,22 +144,22 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _object(text: bytes) -> dict[str, Any]:
     if len(text) > MAX_VALUE:
-        raise ValueError(f"a document has up to {MAX_VALUE} bytes")
+        raise ValueError(f"a document has at most {MAX_VALUE} bytes")
     try:
         document = _DECODER.decode(text.decode())
     except UnicodeDecodeError as problem:
         raise ValueError(f"byte {problem.start} is not UTF-8") from None
     except json.JSONDecodeError as problem:
-        raise ValueError(f"no JSON: {problem.msg} at character {problem.pos}") from None
+        raise ValueError(f"not JSON: {problem.msg} at character {problem.pos}") from None
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
     return document
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 #: Strict: Python's own default takes NaN and Infinity for numbers.
@@ -168,7 +168,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def _header(row: list[str]) -> list[str]:
     if len(set(row)) != len(row):
-        raise ValueError("the header has a name twice")
+        raise ValueError("the header repeats a name")
     for name in row:
         _encoded(name)
     return row
@@ -179,7 +179,7 @@ def _key(document: dict[str, Any], member: str | None, prefix: str, number: int)
         return f"{prefix}{number}".encode()
     found = document.get(member)
     if isinstance(found, bool) or not isinstance(found, str | int):
-        raise ValueError(f"the member {member!r} is no string or whole number to be the key")
+        raise ValueError(f"the key, member {member!r}, must be a string or an integer")
     key = _encoded(str(found))
     if not 1 <= len(key) <= MAX_KEY:
         raise ValueError(f"a key has 1 to {MAX_KEY} bytes, not {len(key)}")

@@ -1,4 +1,4 @@
-"""``upriver load``: documents into a bucket, generated or from a file."""
+"""``upriver load``: writes documents into a bucket, generated or from a file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..consumer.access import Access
-from ..consumer.source import Source
-from ..consumer.writer import Writer
 from ..errors import UpriverError
 from ..wire.limits import MAX_VALUE
-from .access_options import access_options
 from .documents import BadLine, from_csv, from_ndjson, generated, raise_bad
-from .loading import SETTINGS, Pace
-from .loading import load as load_documents
+from .setting_options import access_options
+from .wait_messages import waiting_for
+
+if TYPE_CHECKING:
+    from ..consumer.transport.access import Access
+    from ..consumer.writing.writer import Writer
 
 __all__ = ["load"]
 
 _DEFAULT_SIZE: Final = 200
-#: Longer prefixes would leave no room for a number within the limit of a key.
+#: A longer prefix would leave no room for a number within the limit of a key.
 _MAX_PREFIX: Final = 200
 
 
 class _Stopped(UpriverError):
-    """Why loading ended before its end, and how far it had come."""
+    """Loading failed; the message has the cause and the number of documents written."""
 
     def __init__(self, written: int, cause: UpriverError) -> None:
         super().__init__(f"{cause} (documents written before: {written})")
@@ -42,7 +40,7 @@ class _Stopped(UpriverError):
 
 @dataclass(slots=True)
 class _Skipped:
-    """Counts bad lines and passes over them."""
+    """Counts bad lines and skips them."""
 
     lines: int = 0
 
@@ -68,6 +66,7 @@ class _Skipped:
 )
 @click.option("--key", metavar="FIELD", help="The member of a file's objects that is the key.")
 @click.option("--skip-bad", is_flag=True, help="Count a file's bad lines instead of stopping.")
+@click.option("--collection", metavar="SCOPE.NAME", default="", help="Another collection.")
 @access_options
 @click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
 def load(
@@ -79,6 +78,7 @@ def load(
     file: Path | None,
     key: str | None,
     skip_bad: bool,
+    collection: str,
     access: Access,
     as_json: bool,
 ) -> None:
@@ -97,13 +97,19 @@ def load(
     Exits with 1 if not every document was written, and says why.
     """
     if file is None and docs is None:
-        raise click.UsageError("say how many documents with --docs, or where they are with --file")
+        raise click.UsageError("give the number of documents with --docs, or a file with --file")
     if file is None and (key is not None or skip_bad):
-        raise click.UsageError("--key and --skip-bad are about a --file")
+        raise click.UsageError("--key and --skip-bad need a --file")
     if file is not None and size is not None:
-        raise click.UsageError("--size is about generated documents, not about a --file")
+        raise click.UsageError("--size is for generated documents, not for a --file")
     if len(prefix.encode()) > _MAX_PREFIX:
         raise click.UsageError(f"--prefix has more than {_MAX_PREFIX} bytes")
+    # Imported late: help and completion do not need them.
+    from ..consumer.transport.connection_string import Source
+    from ..consumer.writing.writer import Writer
+    from .load_run import SETTINGS, Pace
+    from .load_run import load as load_documents
+
     skipped = _Skipped()
     with ExitStack() as stack:
         if file is None:
@@ -113,14 +119,15 @@ def load(
             opened = stack.enter_context(click.open_file(str(file), "rb"))
             on_bad = skipped if skip_bad else raise_bad
             documents = read(opened, prefix=prefix, key=key, on_bad=on_bad)
-        advance = stack.enter_context(_progress(docs))
+        answered = stack.enter_context(waiting_for(f"{source} to answer"))
+        advance = stack.enter_context(_progress(docs, answered))
         writer = stack.enter_context(
             Writer(Source.parse(source), access, SETTINGS, on_settled=advance)
         )
         began = time.monotonic()
         pace = Pace(rate) if rate is not None else None
         try:
-            load_documents(islice(documents, docs), writer, pace)
+            load_documents(islice(documents, docs), writer, pace, collection=collection)
         except UpriverError as error:
             raise _Stopped(_accepted(writer), error) from error
         seconds = time.monotonic() - began
@@ -128,13 +135,22 @@ def load(
 
 
 def _accepted(writer: Writer) -> int:
-    """How many documents the server has; of two with one key, the later one stands for both."""
+    """The number of documents that the server has accepted; the same key twice counts twice."""
     return writer.counts.written + writer.counts.superseded
 
 
 @contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows a bar where somebody can see one; yields what moves it on."""
+def _progress(total: int | None, answered: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+    """Shows a progress bar on a terminal; yields the function that advances it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     columns = (
         TextColumn("loading"),
@@ -147,7 +163,12 @@ def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
         task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+
+        def advance(count: int) -> None:
+            answered()
+            progress.advance(task, count)
+
+        yield advance
 
 
 def _show(written: int, skipped: int, seconds: float, *, as_json: bool) -> None:

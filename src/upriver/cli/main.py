@@ -1,4 +1,4 @@
-"""``upriver``: the command group, and how errors reach a person."""
+"""``upriver``: the group of all commands, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import sys
 from importlib import import_module
 from typing import Final
 
-import click
-from click.shell_completion import CompletionItem
-
+from .._extras import extra
 from ..errors import UpriverError
+
+with extra("cli"):
+    import click
+    from click.shell_completion import CompletionItem
+
+    from .suggestions import SuggestingGroup
 
 __all__ = ["cli", "main"]
 
-#: What there is, by what a person wants to do, each in words that fit a line of 80. A command has
-#: a module of its name, which is not needed to list it or to complete its name.
+#: All commands by purpose, with a line of help that fits 80 columns. A command has a module of its
+#: name unless `_PLACES` names another; no module is imported to list or complete its name.
 _SECTIONS: Final = {
     "Read changes": {
         "tail": "Print the changes of a bucket as they come.",
@@ -29,6 +33,14 @@ _SECTIONS: Final = {
         "compact": "Compact the Delta tables of a change log or mirror.",
         "report": "Write a page with throughput, lag and batch times.",
     },
+    "Look and try": {
+        "get": "Print a document.",
+        "set": "Write a document.",
+        "delete": "Delete a document.",
+        "touch": "Give a document another time to expire at.",
+        "collections": "List, create and drop scopes and collections.",
+        "nodes": "List the nodes of a cluster and their vbuckets.",
+    },
     "Serve a bucket": {
         "serve": "Serve a bucket to key-value and DCP clients, on one port.",
         "load": "Write documents into a bucket, generated or from a file.",
@@ -37,12 +49,19 @@ _SECTIONS: Final = {
         "dashboard": "Show how pipelines and a server are doing, on a page.",
     },
 }
+#: Where a command is, if not in a module and under a name like its own.
+_PLACES: Final = {
+    "delete": ("key_value", "delete"),
+    "get": ("key_value", "get"),
+    "set": ("key_value", "set_document"),
+    "touch": ("key_value", "touch"),
+}
 _SUMMARIES: Final = {
     name: summary for section in _SECTIONS.values() for name, summary in section.items()
 }
 
 
-class _Sections(click.Group):
+class _Sections(SuggestingGroup):
     """Lists its commands under headings, and loads the one that is run and what that needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -51,7 +70,10 @@ class _Sections(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _SUMMARIES:
             return None
-        command: click.Command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        place, name = _PLACES.get(cmd_name, (cmd_name, cmd_name))
+        with extra("cli"):
+            module = import_module(f".{place}", __package__)
+        command: click.Command = getattr(module, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -65,7 +87,7 @@ class _Sections(click.Group):
             for name, summary in _SUMMARIES.items()
             if name.startswith(incomplete)
         ]
-        # a group would load every command here, a command knows the options alone
+        # click's group would import every command here; its command formats only the options
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
@@ -87,11 +109,17 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line, a traceback only with --debug."""
+    """Runs the command line; an Upriver error is printed as one line, with --debug as traceback."""
     try:
         cli()
     except UpriverError as error:
         if "--debug" in sys.argv[1:]:
             raise
         click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as problem:  # a file or directory that the system refuses
+        if "--debug" in sys.argv[1:] or problem.strerror is None:
+            raise
+        where = f"{problem.filename}: " if problem.filename is not None else ""
+        click.echo(f"error: {where}{problem.strerror}", err=True)
         sys.exit(1)

@@ -1,7 +1,6 @@
-"""Finds packets in what people paste: plain hex, hex dumps, the drafts' own box diagrams.
+"""Parses packets from text: plain hex, hex dumps, and the box diagrams of the drafts.
 
-Each piece of text that stands for itself becomes one piece of bytes; cutting those into packets is
-somebody else's business.
+Each separate piece of text becomes one piece of bytes, which the caller splits into packets.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _plain(lines: list[str]) -> list[bytes]:
         digits = _NOISE.sub("", block)
         for char in digits:
             if char not in "0123456789abcdefABCDEF":
-                raise ValueError(f"{char!r} is no hex digit")
+                raise ValueError(f"{char!r} is not a hex digit")
         if len(digits) % 2:
             raise ValueError(f"an odd number of hex digits ({len(digits)})")
         if digits:
@@ -60,7 +59,7 @@ def _plain(lines: list[str]) -> list[bytes]:
 
 
 def _tables(lines: list[str], row: Callable[[str], _Row | None]) -> list[bytes]:
-    """The bytes of tables whose rows begin with their offset; 0 begins a new one."""
+    """The bytes of tables whose rows begin with their offset; offset 0 begins a new table."""
     pieces: list[bytearray] = []
     for line in lines:
         found = row(line)

@@ -72,7 +72,7 @@ def _view(console: Console, first: PipelineStatus) -> Iterator[Any]:
             if status.total is None:
                 bar.update(task, description=_line(status))
             else:
-                what = "building the table" if status.state == "finishing" else "reading"
+                what = "reading"
                 bar.update(
                     task,
                     description=what,
@@ -96,7 +96,7 @@ def _line(status: PipelineStatus) -> str:
 
 def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None:
     if as_json:
-        told = {
+        record = {
             "state": status.state,
             "changes": status.rows,
             "batches": status.batches,
@@ -104,7 +104,7 @@ def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None
             "rollbacks": status.rollbacks,
             "dead_letters": status.dead_letters,
         }
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(record))
         return
     letters = f"; dead letters: {status.dead_letters}" if status.dead_letters else ""
     click.echo(

@@ -36,10 +36,10 @@ def report(table: str, output: Path) -> None:
     from ..spark.tables.report import page
 
     place = TablePlace.parse(table)
-    records = read_progress(place.progress)
+    records = read_progress(place.storage)
     if not records:
         raise ConfigError(f"no pipeline has recorded a batch at {table}")
-    text = page(str(place.root), records)
+    text = page(str(place), records)
     if str(output) == "-":
         click.echo(text)
         return

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ..errors import ConfigError
-from ..producer.settings import DEFAULT_PORT, ServerSettings
-from .dashboard import DEFAULT_PORT as DASHBOARD_PORT
-from .dashboard import PagePort
+from ..producer.server_settings import DEFAULT_PORT, PeerRelease, ServerSettings
+from ..session.stream_request import Policy
+from .dashboard import PAGE_PORTS, PagePort
 
 if TYPE_CHECKING:
-    from ..producer.service import Producer
+    from ..producer.embedded import Producer
 
 __all__ = ["serve"]
+
+_MIB: Final = 1024 * 1024
+_DEFAULTS: Final = ServerSettings()
+#: Python's own 5 ms would be added to an answer several times over.
+_SWITCH_SECONDS: Final = 0.0005
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -65,7 +72,8 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
-    help="Serve the cluster map over HTTP too, for clients that bootstrap there.",
+    help="For the cluster map and management over HTTP, with TLS over HTTPS; its address is "
+    "printed too.  [default: any free]",
 )
 @click.option("--bucket", default="default", show_default=True, help="Created if it is not there.")
 @click.option(
@@ -91,12 +99,59 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     "--open-to-all", is_flag=True, help="Allow other addresses although there are no users."
 )
 @click.option(
+    "--max-connections",
+    default=_DEFAULTS.max_connections,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Connections at once; fewer where the system allows fewer open files.",
+)
+@click.option(
+    "--buffer-memory",
+    default=_DEFAULTS.buffer_memory // _MIB,
+    show_default=True,
+    type=click.IntRange(32),
+    metavar="MIB",
+    help="What all connections together may hold, read or to be sent.",
+)
+@click.option(
+    "--read-memory",
+    type=click.IntRange(1),
+    metavar="MIB",
+    help="The bucket's cache of blocks read from disk.  [default: 256, or as it was]",
+)
+@click.option(
+    "--write-memory",
+    type=click.IntRange(1),
+    metavar="MIB",
+    help="The bucket's writes that are not yet in files.  [default: 64, or as it was]",
+)
+@click.option(
+    "--plain-without-tls",
+    is_flag=True,
+    help="Take passwords without TLS from other machines too, for clients that only have PLAIN. "
+    "On loopback addresses they are always taken.",
+)
+@click.option(
+    "--log-needs-open",
+    is_flag=True,
+    help="Close connections that ask for a failover log before Open, as release 3.0.2 does.",
+)
+@click.option(
+    "--peers",
+    type=click.Choice([release.value for release in PeerRelease]),
+    default=PeerRelease.TODAY.value,
+    show_default=True,
+    help="The release of nodes that replicate with it: up to 3.0 they cannot say so themselves. "
+    "With 2014, mutations of draft 001 have the 31 bytes of extras that its consumers want.",
+)
+@click.option(
     "--dashboard",
     type=PagePort(),
     is_flag=False,
-    flag_value=DASHBOARD_PORT,
+    flag_value=PagePort.FREE,
     metavar="[PORT]",
-    help=f"Serve a page that shows how it is doing, and metrics.  [default port: {DASHBOARD_PORT}]",
+    help="Serve a page that shows how it is doing, and metrics.  "
+    f"[default port: {PAGE_PORTS[0]}, or the next that is free]",
 )
 @click.option(
     "--dashboard-host",
@@ -126,7 +181,14 @@ def serve(
     key: Path | None,
     client_authority: Path | None,
     open_to_all: bool,
-    dashboard: int | None,
+    max_connections: int,
+    buffer_memory: int,
+    read_memory: int | None,
+    write_memory: int | None,
+    plain_without_tls: bool,
+    log_needs_open: bool,
+    peers: str,
+    dashboard: Sequence[int] | None,
     dashboard_host: str,
     verbose: bool,
 ) -> None:
@@ -142,7 +204,7 @@ def serve(
       upriver serve --config producer.toml
     """
     # Imported here: loading the store would slow down every other command.
-    from ..producer.service import Producer
+    from ..producer.embedded import Producer
     from ..store import BucketSettings
 
     logging.basicConfig(
@@ -150,27 +212,42 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    os.umask(0o077)  # what is stored is for this user alone
     settings = ServerSettings(
         host=host,
         port=port,
         advertise=advertise,
-        http_port=http_port,
+        http_port=_DEFAULTS.http_port if http_port is None else http_port,
         users=users,
         certificate=certificate,
         key=key,
         client_authority=client_authority,
         open_to_all=open_to_all,
+        max_connections=max_connections,
+        buffer_memory=buffer_memory * _MIB,
+        plain_without_tls=plain_without_tls,
+        policy=Policy(log_needs_open=log_needs_open),
+        peers=PeerRelease(peers),
     )
+    memory = {"read_memory": read_memory, "write_memory": write_memory}
+    # A thread that searches a document lets the loop wait for this long whenever both want to run.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     # Without a number of vbuckets, one that exists is taken as it is.
     bucket_settings = BucketSettings(vbuckets=vbuckets) if vbuckets is not None else None
     with tempfile.TemporaryDirectory(prefix="upriver-") as scratch:
         producer = Producer(
-            data or Path(scratch), settings, bucket=bucket, bucket_settings=bucket_settings
+            data or Path(scratch),
+            settings,
+            bucket=bucket,
+            bucket_settings=bucket_settings,
+            bucket_changes={name: mib * _MIB for name, mib in memory.items() if mib is not None},
         )
-        asyncio.run(_serve(producer, (dashboard_host, dashboard)))
+        asyncio.run(_serve(producer, (dashboard_host, dashboard), tells_http=http_port is not None))
 
 
-async def _serve(producer: Producer, dashboard: tuple[str, int | None]) -> None:
+async def _serve(
+    producer: Producer, dashboard: tuple[str, Sequence[int] | None], *, tells_http: bool
+) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -180,6 +257,8 @@ async def _serve(producer: Producer, dashboard: tuple[str, int | None]) -> None:
             page = _page(producer, pages, *dashboard)
             vbuckets = producer.bucket.settings.vbuckets
             click.echo(f"serving {_address(producer)} ({vbuckets} vbuckets)")
+            if tells_http:
+                click.echo(f"management {_http_address(producer)}")
             if page:
                 click.echo(f"dashboard {page}")
             await stopped.wait()
@@ -187,19 +266,26 @@ async def _serve(producer: Producer, dashboard: tuple[str, int | None]) -> None:
             await asyncio.to_thread(pages.close)
 
 
-def _page(producer: Producer, pages: ExitStack, host: str, port: int | None) -> str:
+def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] | None) -> str:
     """Begins to serve the dashboard, if that is wanted; returns where."""
-    if port is None:
+    if ports is None:
         return ""
     from ..dashboard.collector import Collector
     from ..dashboard.httpd import DashboardServer
     from .dashboard_feed import ProducerFeed
 
     feed = ProducerFeed(producer)
-    collector = Collector(feed.look)
-    page = DashboardServer(collector, feed.vbucket, host=host, port=port)
+    collector = Collector(feed.sample)
+    page = DashboardServer(collector, feed.vbucket, host=host, port=ports)
     pages.enter_context(collector)
     return pages.enter_context(page).url
+
+
+def _http_address(producer: Producer) -> str:
+    settings = producer.settings
+    scheme = "http" if settings.certificate is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{producer.server.http_port}/pools"
 
 
 def _address(producer: Producer) -> str:

@@ -1,4 +1,4 @@
-"""``upriver tail``: the changes of a bucket on the standard output, as they come."""
+"""``upriver tail``: prints the changes of a bucket as they arrive."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ..consumer.access import Access
-from ..consumer.checkpoint_files import FileCheckpoint
-from ..consumer.client import Consumer
-from ..consumer.settings import (
-    DIALECTS,
-    ConsumerSettings,
-    DialectName,
-    RollbackPolicy,
-    Start,
-)
-from ..consumer.source import Source
 from ..errors import ConfigError, RemoteProtocolError
-from .access_options import access_options, collection_options
-from .tail_run import Reader, Run, Saver, stopping
-from .tail_status import StatusLine
-from .tail_text import JsonLines, Lines, PlainLines
-from .vbucket_list import vbuckets_option
+from .setting_options import DIALECTS, access_options, collection_options, vbuckets_option
+from .wait_messages import waiting_for
+
+if TYPE_CHECKING:
+    from ..consumer.changes import Change
+    from ..consumer.client import Consumer
+    from ..consumer.reader_settings import DialectName, Start
+    from ..consumer.transport.access import Access
+    from .tail_text import Lines
 
 __all__ = ["tail"]
 
@@ -42,7 +36,7 @@ __all__ = ["tail"]
     metavar="beginning|now|FILE",
     default="beginning",
     show_default=True,
-    help="Everything there is, only what comes from now on, or what comes after a checkpoint.",
+    help="From the first change, from now on, or from a checkpoint.",
 )
 @click.option(
     "--to",
@@ -50,20 +44,30 @@ __all__ = ["tail"]
     type=click.Choice(["now", "never"]),
     default="never",
     show_default=True,
-    help="Stop at what is there now, or go on until somebody stops it.",
+    help="Stop at the current end, or go on until interrupted.",
 )
-@click.option(
-    "--vbuckets", metavar="LIST", callback=vbuckets_option, help="Only these, such as 0-15,17."
-)
+@vbuckets_option()
 @collection_options
 @click.option("--keys-only", is_flag=True, help="Ask for no values.")
 @click.option("--xattrs", is_flag=True, help="Ask for extended attributes; --json shows them.")
+@click.option("--key-prefix", metavar="TEXT", help="Print only documents whose key begins so.")
+@click.option("--key-regex", metavar="REGEX", help="Print only documents whose key matches.")
+@click.option(
+    "--where",
+    metavar="JMESPATH",
+    help="Print only JSON documents of which this is true, such as 'total > `10`'.",
+)
+@click.option(
+    "--since", metavar="TIME", help="Print only changes since then: ISO 8601, or 10m, 2h."
+)
+@click.option("--last", type=click.IntRange(1, 100_000), help="Begin with the newest so many.")
+@click.option("--format", "text", metavar="FORMAT", help=r"Print fields, such as '%p:%o %k\n'.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
 @click.option(
     "--checkpoint",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Go on where this file says, if it exists, and keep it up to date.",
+    help="Resume from this file, if it exists, and keep it up to date.",
 )
 @click.option(
     "--on-rollback",
@@ -72,9 +76,7 @@ __all__ = ["tail"]
     show_default=True,
     help="After a failover: go back and show it, stop with an error, or go back silently.",
 )
-@click.option(
-    "--dialect", type=click.Choice(["auto", *DIALECTS]), default="auto", help="The draft to speak."
-)
+@click.option("--dialect", type=click.Choice(DIALECTS), default="auto", help="The draft to speak.")
 @access_options
 @click.pass_context
 def tail(
@@ -88,6 +90,12 @@ def tail(
     scope: str,
     keys_only: bool,
     xattrs: bool,
+    key_prefix: str | None,
+    key_regex: str | None,
+    where: str | None,
+    since: str | None,
+    last: int | None,
+    text: str | None,
     limit: int | None,
     file: Path | None,
     on_rollback: str,
@@ -102,6 +110,13 @@ def tail(
     "key_format" and "value_format" say (json, text, base64); rollbacks and ends are objects of
     their own type.
 
+    Filters are applied here, after the server has sent a change; --collections and --vbuckets are
+    not sent at all. --since and --last read the bucket from its beginning, because no server keeps
+    changes by time. --where is a JMESPath expression over the document. --format has kcat's
+    letters: %k key, %s value, %K and %S their lengths, %p vbucket, %o seqno, %t scope.collection,
+    %T milliseconds since 1970, %x what happened, %c CAS, %r revision, %f flags, %e expiry, %d
+    datatype, %%; and \\n, \\t, \\r, \\0.
+
     With --checkpoint the file holds what was written so far, saved every second and at the end;
     --from then only counts for the first time. After a crash some changes may come again, and
     none is left out.
@@ -112,10 +127,32 @@ def tail(
       upriver tail couchbase://localhost/default --from now --json | jq .key
       upriver tail couchbase://localhost/default --json --checkpoint shop.checkpoint >> shop.ndjson
       upriver tail couchbase://localhost/default --collections shop.orders --to now
+      upriver tail couchbase://localhost/default --key-prefix order:: --where "status == 'open'"
+      upriver tail couchbase://localhost/default --last 10 --format '%T %x %k\\n'
 
     Ends with 0 at the end, at the limit, and when nobody reads its output any more; with 130
     after SIGINT and 143 after SIGTERM; and with 1 after an error.
     """
+    # Imported late: help and completion do not need them.
+    from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
+    from ..consumer.reader_settings import ConsumerSettings, RollbackPolicy
+    from ..consumer.transport.connection_string import Source
+    from .tail_filter import change_filter, last_changes, parse_moment
+    from .tail_format import FormattedLines
+    from .tail_run import Reader, Run, Saver, stopping
+    from .tail_status import StatusLine
+    from .tail_text import JsonLines, PlainLines
+
+    if text is not None and as_json:
+        raise click.UsageError("--format and --json are two ways to print; give one")
+    if last is not None and (file is not None or start != "beginning"):
+        raise click.UsageError("--last begins by itself; leave --from and --checkpoint out")
+    wanted = change_filter(
+        prefix=key_prefix,
+        regex=key_regex,
+        where=where,
+        since=parse_moment(since) if since is not None else None,
+    )
     settings = ConsumerSettings(
         start=_start(start),
         end="now" if end == "now" else "never",
@@ -128,7 +165,7 @@ def tail(
         rollback=RollbackPolicy(on_rollback),
     )
     live = sys.stderr.isatty()
-    # warnings of the consumer, over the line of the status if there is one
+    # Warnings of the consumer are printed above the status line.
     logging.basicConfig(format="\r\x1b[K%(message)s" if live else "%(message)s", stream=sys.stderr)
     with stopping() as stop:
         try:
@@ -137,15 +174,27 @@ def tail(
                 if file is not None:
                     saver = Saver(stack.enter_context(FileCheckpoint(file)))
                     settings = replace(settings, start=saver.saved or settings.start)
+                newest: list[Change] = []
+                if last is not None:
+                    so_far = replace(settings, end="now")
+                    with Reader(Source.parse(source), access=access, settings=so_far) as reader:
+                        newest = last_changes(reader, last, wanted)
+                        settings = replace(settings, start=reader.position())
                 consumer = Reader(Source.parse(source), access=access, settings=settings)
-                stack.enter_context(consumer)
+                with waiting_for(f"{source} to answer"):
+                    stack.enter_context(consumer)
                 name_of = _names(consumer)
-                lines: Lines = PlainLines(name_of, width=_width())
+                colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+                lines: Lines = PlainLines(name_of, width=_width(), colour=colour)
+                if text is not None:
+                    lines = FormattedLines(text, name_of)
                 if as_json:
                     lines = JsonLines(name_of, values=not keys_only, xattrs=xattrs)
                 status = stack.enter_context(StatusLine(consumer, live=live))
                 stop.gentle = True
-                context.exit(Run(consumer, lines, status, saver, stop, limit).run())
+                run = Run(consumer, lines, status, saver, stop, limit, wanted)
+                run.print_first(newest)
+                context.exit(run.run())
         except KeyboardInterrupt:
             context.exit(stop.status)
 
@@ -155,6 +204,8 @@ def _start(text: str) -> Start:
         return "beginning"
     if text == "now":
         return "now"
+    from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
+
     found = FileCheckpoint(text).load()
     if found is None:
         raise ConfigError(f"--from is beginning, now, or a checkpoint; there is no file {text!r}")
@@ -172,7 +223,7 @@ def _names(consumer: Consumer) -> Callable[[int], str]:
 
 
 def _width() -> int | None:
-    """That of the screen, where there is one and it says so."""
+    """The width of the terminal; None if there is none or it is unknown."""
     if not sys.stdout.isatty():
         return None
     return os.get_terminal_size(sys.stdout.fileno()).columns or None

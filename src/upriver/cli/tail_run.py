@@ -1,6 +1,7 @@
-"""One run of ``upriver tail``: events in, lines out, and a position that is never ahead of them.
+"""The main loop of ``upriver tail``: prints events, saves positions, handles signals.
 
-How the run ends is decided here: at its end, at a limit, by a signal, by a pipe that nobody reads.
+A saved position is never ahead of the printed lines. A run ends at its end, at a limit, by a
+signal, or when its output is closed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from types import FrameType
@@ -18,27 +19,28 @@ from typing import Final
 
 import click
 
-from ..consumer.changes import changes_of
-from ..consumer.checkpoint import Checkpoint
-from ..consumer.checkpoint_files import FileCheckpoint
+from ..consumer.changes import Change, changes_of
+from ..consumer.checkpoints.checkpoint import Checkpoint
+from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
 from ..consumer.client import Consumer
 from ..errors import UpriverError
 from ..model import StreamEndReason
-from ..session.events import Event, Flushed, RolledBack, Rows, StreamFinished
+from ..session.consumer_events import Event, Flushed, RolledBack, Rows, StreamFinished
+from .exit_codes import INTERRUPTED
+from .tail_filter import ChangeFilter
 from .tail_status import StatusLine, summary
 from .tail_text import Lines
-from .trouble import INTERRUPTED
 
 __all__ = ["Reader", "Run", "Saver", "stopping"]
 
-#: Seconds after which signals, a closed pipe and the time to save are noticed if nothing comes.
+#: Without events, signals, a closed pipe and the time to save are checked every so many seconds.
 _TICK: Final = 0.2
 #: Seconds between two saves.
 _SAVE_EVERY: Final = 1.0
 
 
 class Stop:
-    """The signals that end the program: gently the first time, if there is something to save."""
+    """Handles the signals that end the program: in order the first time, at once the second."""
 
     def __init__(self) -> None:
         self.gentle = False
@@ -64,7 +66,7 @@ def stopping() -> Iterator[Stop]:
 
 
 class _Output:
-    """The standard output. What was written is with the operating system, not in a buffer."""
+    """The unbuffered standard output: written lines are with the operating system."""
 
     def __init__(self) -> None:
         self._file = sys.stdout.buffer
@@ -73,7 +75,7 @@ class _Output:
 
     def write(self, text: str) -> None:
         try:
-            self._file.write(text.encode())
+            self._file.write(text.encode(errors="surrogateescape"))
             self._file.flush()
         except BaseException as problem:
             self._forget()
@@ -83,13 +85,13 @@ class _Output:
             raise
 
     def check(self) -> None:
-        """Notices that nobody reads a pipe any more, without having anything to write."""
+        """Detects that the reading end of a pipe was closed, without writing to it."""
         if any(event & select.POLLERR for _, event in self._hangups.poll(0)):
             self._forget()
             raise BrokenPipeError
 
     def _forget(self) -> None:
-        """Python would try to write what is left when it ends, and complain."""
+        """Redirects stdout to /dev/null: at exit Python would flush it and report an error."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._file.fileno())
         os.close(nowhere)
@@ -102,8 +104,8 @@ class Reader(Consumer):
     """A consumer that may stop in the middle of an event."""
 
     def count_as_read(self, rows: int) -> None:
-        """Of what `poll` returned last, only so many rows, until it is called again."""
-        self._desk.ledger.read = rows
+        """Counts only this many rows of the last `poll` as read, until the next one."""
+        self._inbox.read = rows
 
 
 class Saver:
@@ -125,7 +127,7 @@ class Saver:
 
 
 class Run:
-    """One run: events in, lines out, and the position of what was written."""
+    """One run of ``upriver tail``."""
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class Run:
         saver: Saver | None,
         stop: Stop,
         limit: int | None,
+        wanted: ChangeFilter | None = None,
     ) -> None:
         self._consumer = consumer
         self._lines = lines
@@ -142,13 +145,19 @@ class Run:
         self._saver = saver
         self._stop = stop
         self._left = limit
+        self._wanted = wanted
         self._output = _Output()
         self._changes = 0
-        #: Whether everything that the position counts was written.
+        #: Whether all changes up to the position were written.
         self._settled = True
 
+    def print_first(self, changes: list[Change]) -> None:
+        """Prints changes that were read before this run, such as those of --last."""
+        self._write(self._lines.changes(changes))
+        self._changes += len(changes)
+
     def run(self) -> int:
-        """Returns the status with which the program ends."""
+        """Returns the exit status of the program."""
         began = time.monotonic()
         try:
             try:
@@ -165,7 +174,7 @@ class Run:
         return self._stop.status if reason == "stopped" else 0
 
     def _read(self) -> str:
-        """Reads until there is a reason not to."""
+        """Reads and prints until the end; returns its reason."""
         while not self._stop.asked:
             if self._saver is not None and self._saver.is_due():
                 self._save()
@@ -186,7 +195,7 @@ class Run:
         return "stopped"
 
     def _next(self) -> Event | None:
-        """What comes next: the position counts it from now on, and it is not written yet."""
+        """The next event, which the position includes from now on although it is not written."""
         self._settled = False
         try:
             event = self._consumer.poll(_TICK)
@@ -197,16 +206,33 @@ class Run:
         return event
 
     def _take(self, event: Rows) -> bool:
-        """Writes rows; whether they were as many as were wanted."""
-        rows = event.batch.num_rows
+        """Writes the wanted rows; whether they were as many as --limit allows."""
+        rows, changes = event.batch.num_rows, changes_of(event.batch)
+        chosen: Iterable[Change]
+        if self._wanted is not None:
+            chosen = self._chosen(changes, self._wanted)
+            count = len(chosen)
+        else:
+            count = rows if self._left is None else min(rows, self._left)
+            chosen = islice(changes, count)
+            self._consumer.count_as_read(count)
         if self._left is not None:
-            rows = min(rows, self._left)
-            self._left -= rows
-            self._consumer.count_as_read(rows)
-        self._write(self._lines.changes(islice(changes_of(event.batch), rows)))
-        self._changes += rows
+            self._left -= count
+        self._write(self._lines.changes(chosen))
+        self._changes += count
         self._settled = True
         return self._left == 0
+
+    def _chosen(self, changes: Iterable[Change], wanted: ChangeFilter) -> list[Change]:
+        """Those that pass the filter, up to the limit; what comes after it is not read yet."""
+        chosen: list[Change] = []
+        for read, change in enumerate(changes, 1):
+            if wanted(change):
+                chosen.append(change)
+                if len(chosen) == self._left:
+                    self._consumer.count_as_read(read)
+                    break
+        return chosen
 
     def _write(self, text: str) -> None:
         if text:
@@ -214,6 +240,6 @@ class Run:
                 self._output.write(text)
 
     def _save(self) -> None:
-        """Saves where the reading is, unless that is ahead of what was written."""
+        """Saves the position, unless it is ahead of the written lines."""
         if self._saver is not None and self._settled:
             self._saver.save(self._consumer.position())

@@ -1,7 +1,6 @@
-"""How a reading goes, on one line: while it runs, for those who watch, and when it is over.
+"""The status line of ``upriver tail`` (rate, lag, reconnects), and its summary at the end.
 
-The newest seqnos are asked for in a thread of their own, so that a node which takes its time to
-answer holds nothing up.
+The high seqnos are requested in a separate thread, so that a slow node does not delay the output.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import Final, Self
 import click
 
 from ..consumer.client import Consumer
-from ..consumer.status import ReadingStatus
+from ..consumer.streaming.subscription import ReadingStatus
 from ..errors import UpriverError
 
 __all__ = ["StatusLine", "summary"]
 
-#: Seconds between two looks at how it goes, and between two questions for the newest seqnos.
+#: Seconds between two updates of the line, and between two requests for the high seqnos.
 _EVERY: Final = 1.0
-#: Seconds for an answer that is under way when the program ends.
+#: Seconds to wait for an outstanding response when the program ends.
 _LAST_ANSWER: Final = 1.0
-#: Of a screen that does not say how wide it is.
+#: The width of a terminal that does not report it.
 _COLUMNS: Final = 80
 _ERASE: Final = "\r\x1b[K"
 
 
 class StatusLine:
-    """A line on stderr that is drawn over again; nothing at all if it is not ``live``."""
+    """A line on stderr that is redrawn; without ``live`` nothing is printed."""
 
     def __init__(self, consumer: Consumer, *, live: bool) -> None:
         self._consumer = consumer
         self._newest = _Newest(consumer) if live else None
-        #: Lines on the same screen would mix with it.
+        #: Whether stdout is the same terminal, so that its lines would mix with the status line.
         self._shares_screen = live and sys.stdout.isatty()
         self._text = ""
         self._looked = time.monotonic()
@@ -52,14 +51,14 @@ class StatusLine:
         self.close()
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Erases the line."""
         if self._newest is not None:
             self._newest.stop()
             self._newest = None
             _draw(_ERASE)
 
     def refresh(self, changes: int) -> None:
-        """Draws it anew, if it is time to; ``changes`` is how many there were so far."""
+        """Redraws the line when it is due; ``changes`` is the number of changes so far."""
         if self._newest is None:
             return
         now = time.monotonic()
@@ -81,7 +80,7 @@ class StatusLine:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Keeps the line below what is written meanwhile."""
+        """Hides the line while other lines are written, so that it stays below them."""
         if self._shares_screen and self._text:
             _draw(_ERASE)
             yield
@@ -91,13 +90,13 @@ class StatusLine:
 
 
 class _Newest(threading.Thread):
-    """Asks for the newest seqnos, and has the last answer."""
+    """Requests the high seqnos in the background and keeps the last response."""
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__(name="upriver newest seqnos", daemon=True)
         self._consumer = consumer
         self._stopped = threading.Event()
-        #: None where nobody can tell.
+        #: None while they are not known.
         self.seqnos: Mapping[int, int] | None = None
 
     def run(self) -> None:
@@ -114,7 +113,7 @@ class _Newest(threading.Thread):
 
 
 def summary(status: ReadingStatus, changes: int, seconds: float) -> str:
-    """What there is to say when it is over."""
+    """The summary line at the end."""
     rate = changes / seconds if seconds else 0.0
     rollbacks = sum(count for name, count in status.counts.items() if name.startswith("rollback"))
     return (
@@ -129,7 +128,7 @@ def _reconnects(status: ReadingStatus) -> int:
 
 def _lag(status: ReadingStatus, newest: Mapping[int, int] | None) -> str:
     if newest is None:
-        return "lag not told"
+        return "lag unknown"
     behind = sum(max(0, newest.get(vb, 0) - seqno) for vb, seqno in status.seqnos.items())
     return f"{behind} behind"
 

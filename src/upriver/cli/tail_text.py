@@ -35,35 +35,38 @@ from typing import Any, Final, NoReturn, Protocol
 
 from ..consumer.changes import Change
 from ..model import Datatype, Op
-from ..session.events import Flushed, RolledBack, StreamFinished
+from ..session.consumer_events import Flushed, RolledBack, StreamFinished
 from ..wire.values import unwrap
 
 __all__ = ["Incident", "JsonLines", "Lines", "PlainLines"]
 
 Incident = RolledBack | Flushed | StreamFinished
 
-#: How many characters of a value a person sees where nobody says how wide the screen is.
+#: Characters of a value that are shown if the width of the screen is not known.
 _PREVIEW: Final = 80
 _SHORTEST_PREVIEW: Final = 10
 _DEFAULT_COLLECTION: Final = "_default._default"
-#: An enum takes its time to tell its value, and this is asked for each change.
+#: A dictionary, because ``Enum.value`` is slow and needed for each change.
 _TYPES: Final = {op: op.value for op in Op}
+#: How a terminal shows what happened.
+_COLOURS: Final = {Op.MUTATION: "\x1b[32m", Op.DELETION: "\x1b[31m", Op.EXPIRATION: "\x1b[33m"}
+_NO_COLOUR: Final = "\x1b[0m"
 _WRAPPED: Final = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
 class Lines(Protocol):
-    """How things that happen become lines, each with its end."""
+    """Formats events as lines, including the line end."""
 
     def changes(self, changes: Iterable[Change]) -> str: ...
 
     def incident(self, event: Incident) -> str: ...
 
     def end(self, reason: str, changes: int) -> str:
-        """What stands below everything else."""
+        """The last line of the output."""
 
 
 class _Times:
-    """The time of a CAS as text; the second is only made anew when it is another one."""
+    """The time of a CAS as text; the text of the last second is cached."""
 
     def __init__(self, shape: str) -> None:
         self._shape = shape
@@ -85,7 +88,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-#: Only asked whether something is JSON, so numbers of any length are left as they are.
+#: Used only to test whether a text is JSON, so numbers are not converted.
 _parse: Final = json.JSONDecoder(
     parse_constant=_no_constant, parse_int=str, parse_float=str
 ).raw_decode
@@ -94,7 +97,7 @@ _dump: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":")).enc
 
 
 class JsonLines:
-    """A JSON object for each; ``name_of`` tells what a collection is called."""
+    """Formats each event as a JSON object; ``name_of`` returns the name of a collection."""
 
     def __init__(
         self, name_of: Callable[[int], str], *, values: bool = True, xattrs: bool = False
@@ -129,7 +132,7 @@ class JsonLines:
         return "".join(lines)
 
     def _unwrapped(self, value: bytes, datatype: int, without: str) -> tuple[bytes, str]:
-        """The body and the member for the attributes; a value that is broken as it came."""
+        """The body, and the JSON member for the xattrs; a malformed value is left unchanged."""
         try:
             xattrs, body = unwrap(value, Datatype(datatype))
         except ValueError:
@@ -141,7 +144,7 @@ class JsonLines:
 
     def incident(self, event: Incident) -> str:
         if isinstance(event, RolledBack):
-            told: dict[str, object] = {
+            record: dict[str, object] = {
                 "type": "rollback",
                 "vbucket": event.vbucket,
                 "from_seqno": event.from_seqno,
@@ -149,18 +152,18 @@ class JsonLines:
                 "reason": event.reason.value,
             }
         elif isinstance(event, Flushed):
-            told = {"type": "flush", "vbucket": event.vbucket}
+            record = {"type": "flush", "vbucket": event.vbucket}
         else:
-            told = {"type": "end", "vbucket": event.vbucket, "reason": _reason(event)}
-        return _dump(told) + "\n"
+            record = {"type": "end", "vbucket": event.vbucket, "reason": _reason(event)}
+        return _dump(record) + "\n"
 
     def end(self, reason: str, changes: int) -> str:
-        told = {"type": "end", "vbucket": None, "reason": reason, "changes": changes}
-        return _dump(told) + "\n"
+        record = {"type": "end", "vbucket": None, "reason": reason, "changes": changes}
+        return _dump(record) + "\n"
 
 
 class _Quoted(dict[int, str]):
-    """The names of collections as JSON, each asked for once."""
+    """A cache of the collections' names as JSON."""
 
     def __init__(self, name_of: Callable[[int], str]) -> None:
         super().__init__()
@@ -172,7 +175,7 @@ class _Quoted(dict[int, str]):
 
 
 def _shown(value: bytes) -> tuple[str, str]:
-    """A value as a member of an object, and what it is."""
+    """A value as JSON, and its format."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -184,7 +187,7 @@ def _shown(value: bytes) -> tuple[str, str]:
         is_json = False
     if not is_json:
         return _quote(text), "text"
-    if "\n" in bare or "\r" in bare:  # between its tokens, for inside of strings they are escaped
+    if "\n" in bare or "\r" in bare:  # between tokens; inside of strings they are escaped
         bare = bare.replace("\n", " ").replace("\r", " ")
     return bare, "json"
 
@@ -197,11 +200,14 @@ def _base64(data: bytes) -> str:
 
 
 class PlainLines:
-    """Aligned as far as can be without knowing what comes; ``width`` is that of the screen."""
+    """Formats events for people, with fixed column widths; ``width`` is that of the screen."""
 
-    def __init__(self, name_of: Callable[[int], str], *, width: int | None = None) -> None:
+    def __init__(
+        self, name_of: Callable[[int], str], *, width: int | None = None, colour: bool = False
+    ) -> None:
         self._name_of = name_of
         self._width = width
+        self._colour = colour
         self._times = _Times("%Y-%m-%d %H:%M:%S")
 
     def changes(self, changes: Iterable[Change]) -> str:
@@ -223,6 +229,9 @@ class PlainLines:
         if self._width is not None:
             room = max(_SHORTEST_PREVIEW, self._width - len(head) - 2)
         preview = _preview(body, room)
+        if self._colour:
+            name = change.op.value
+            head = head.replace(name, f"{_COLOURS[change.op]}{name}{_NO_COLOUR}", 1)
         return f"{head}  {preview}\n" if preview else f"{head}\n"
 
     def incident(self, event: Incident) -> str:
@@ -236,7 +245,7 @@ class PlainLines:
         return f"-- vbucket {event.vbucket} ended: {_reason(event)}\n"
 
     def end(self, reason: str, changes: int) -> str:
-        return ""  # the summary tells it
+        return ""  # the summary on stderr says it
 
 
 def _reason(event: StreamFinished) -> str:
@@ -244,7 +253,7 @@ def _reason(event: StreamFinished) -> str:
 
 
 def _preview(body: bytes, room: int) -> str:
-    """The beginning of a value on one line, without anything that a terminal would obey."""
+    """The beginning of a value on one line, without terminal escape sequences."""
     text = _printable(body[: 4 * room].decode(errors="replace"))
     return text if len(text) <= room else f"{text[: room - 1]}…"
 

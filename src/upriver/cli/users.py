@@ -1,4 +1,4 @@
-"""``upriver users``: who may connect to a server, kept in a file without passwords."""
+"""``upriver users``: manages the users file of a server (SCRAM verifiers and roles)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Final
 import click
 
 from ..errors import ConfigError
-from ..producer.users import ALL_BUCKETS, Grant, Role, Users
+from ..producer.bootstrap.users import ALL_BUCKETS, Grant, Role, Users
+from .suggestions import SuggestingGroup
 
 __all__ = ["users"]
 
-#: Where a password comes from when nobody is there to type it.
+#: The environment variable with the password, for use without a terminal.
 PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def users() -> None:
     """Manage the users file of `upriver serve --users FILE`.
 
@@ -66,7 +67,7 @@ def remove(file: Path, name: str) -> None:
     """Remove a user."""
     known = Users.load(file)
     if name not in known:
-        raise ConfigError(f"there is no user {name!r} in {file}")
+        raise ConfigError(f"{file} has no user {name!r}")
     known.remove(name)
     known.save(file)
 
@@ -88,5 +89,5 @@ def _grant(text: str) -> Grant:
     try:
         role = Role(name)
     except ValueError:
-        raise ConfigError(f"{name!r} is no role; there are {', '.join(Role)}") from None
+        raise ConfigError(f"{name!r} is not a role; the roles are {', '.join(Role)}") from None
     return Grant(role, bucket or ALL_BUCKETS)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .pipeline_options import (
+from .exit_codes import Question
+from .setting_options import (
     config_option,
-    source_given,
-    source_options,
+    settings_given,
+    source_settings,
     spark_options,
     spark_session,
 )
-from .trouble import Question
 
 if TYPE_CHECKING:
-    from ..spark.tables.verify import Comparison
+    from ..spark.tables.verify import Comparison, Verdict
 
 __all__ = ["verify"]
+
+_STATUS: Final[dict[Verdict, int]] = {
+    "equal": 0,
+    "different": 1,
+    "unknown": 2,
+    "doubled": 3,
+    "nothing compared": 4,
+}
 
 
 @click.command(cls=Question)
@@ -30,7 +38,7 @@ __all__ = ["verify"]
     "--show", type=click.IntRange(0, 100_000), default=10, help="Differences to print at most."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
-@source_options
+@source_settings
 @spark_options
 @config_option
 @click.pass_context
@@ -47,11 +55,17 @@ def verify(
       upriver verify couchbase://localhost/default ./documents
       upriver verify couchbase://localhost/default ./documents --show 100 --json
 
-    The exit status is 0 if they are equal, 1 if they differ, and 2 if that cannot be found out.
+    \b
+    The exit status says what was found:
+      0  equal: every document that could be compared
+      1  different: documents are missing, extra or not the same
+      2  unknown: it cannot be found out, after an error or a failover
+      3  doubled: the table has several rows of one document
+      4  nothing compared: there was no document to compare
     """
     from ..spark.tables.verify import verify as compare
 
-    given = source_given(options)
+    given = settings_given(options)
     with spark_session("upriver verify", options) as spark:
         found = compare(spark, source=source, table=table, show=show, **given)
     if as_json:
@@ -59,13 +73,7 @@ def verify(
     else:
         for line in _lines(found):
             click.echo(line)
-    context.exit(1 if found.differing else 2 if found.incomparable else 0)
-
-
-def _verdict(found: Comparison) -> str:
-    if found.differing:
-        return "different"
-    return "unknown" if found.incomparable else "equal"
+    context.exit(_STATUS[found.verdict])
 
 
 def _lines(found: Comparison) -> Iterator[str]:
@@ -80,19 +88,31 @@ def _lines(found: Comparison) -> Iterator[str]:
             f"{len(found.incomparable)} vbuckets have had a failover since, the first is "
             f"{found.incomparable[0]}: let the pipeline catch up, and compare again"
         )
+    if found.doubled:
+        yield (
+            f"{found.doubled} documents have several rows in the table: something beside the "
+            "pipeline wrote to it; remove these rows or make the table anew"
+        )
+    if found.verdict == "nothing compared":
+        yield (
+            "no document could be compared: the bucket or this selection of it is empty, or all "
+            "of it has changed since the mirror's last batch"
+        )
     yield (
-        f"{_verdict(found)}: {found.equal} documents are equal, {found.missing} missing, "
-        f"{found.extra} extra, {found.different} different; {found.changed_later} changed later"
+        f"{found.verdict}: {found.equal} documents are equal, {found.missing} missing, "
+        f"{found.extra} extra, {found.different} different, {found.doubled} doubled; "
+        f"{found.changed_later} changed later"
     )
 
 
 def _as_object(found: Comparison) -> dict[str, Any]:
     return {
-        "verdict": _verdict(found),
+        "verdict": found.verdict,
         "equal": found.equal,
         "missing": found.missing,
         "extra": found.extra,
         "different": found.different,
+        "doubled": found.doubled,
         "changed_later": found.changed_later,
         "incomparable_vbuckets": list(found.incomparable),
         "differences": [

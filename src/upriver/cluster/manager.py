@@ -1,12 +1,13 @@
-"""The manager of a cluster: it knows which node shall have what, and sees to it.
+"""The manager of a cluster: keeps the nodes in the state that the cluster's file describes.
 
-One task looks at all nodes again and again, and does what is missing: starts those that are down,
-gives them their vbuckets, their maps and their collections, and keeps copies flowing. A person's
-commands change what shall be, one at a time; a manager that is killed in the middle of one goes on
-from what it wrote down and what the nodes are.
+One task checks all nodes in rounds and does what is missing: starts nodes that are down, sets the
+states of their vbuckets, gives them maps and collections, and keeps replication running. Another
+task renews the nodes' leases. `Commands` change the wanted state, one at a time. A manager that is
+killed in the middle of a command continues from the file and from what the nodes have.
 
-There is one manager. It does not agree with others on anything, and decides on no failover by
-itself: that one node does not answer it says little about who else can reach that node.
+There is one manager, with a higher epoch than every manager before it. There is no consensus among
+several, and it never fails a node over by itself: a node that does not answer the manager may
+still be reachable for clients.
 """
 
 from __future__ import annotations
@@ -14,193 +15,347 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+import secrets
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..consumer.access import Access
-from ..consumer.source import Address
-from ..errors import ConfigError, UpriverError
+from ..consumer.transport.access import Access
+from ..consumer.transport.connection_string import Address
+from ..errors import AuthenticationFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
-from . import heirs, janitor, plan, state
-from .moving import Moving
-from .node_link import Copy, NodeLink
-from .plan import Row
-from .processes import Processes
+from . import cluster_state, node_files, reconcile
+from . import status_report as shown
+from .cluster_state import ClusterState, NodeEntry
+from .copy_comparison import Copies, Copy
+from .node_leases import Leases
+from .node_link import NodeLink
+from .node_processes import Processes
+from .placement import Row
+from .raw_connection import Endpoint
+from .reconcile import Orders, Situation
 from .replicator import Replicator
-from .state import MAX_NODES, ClusterState, NodeEntry
-from .turns import Audience, Turn, Turns
-from .wires import Endpoint
 
-__all__ = ["Manager", "free_port"]
+__all__ = ["Manager"]
 
 logger = logging.getLogger("upriver.cluster")
 
-#: Seconds between two looks at the nodes when nothing happens.
+#: Seconds between two polls of the nodes when nothing happens.
 _INTERVAL: Final = 0.5
-#: Seconds without any progress after which a command gives up.
-_PATIENCE: Final = 60.0
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+#: Seconds between two polls while a command waits for them: starting nodes need the processor too.
+_SHORTEST_INTERVAL: Final = 0.05
+_CLUSTER_ID_BYTES: Final = 16
+#: Seconds without an answer after which decisions are made without a node. A node that starts on a
+#: busy machine needs a few.
+_ABSENT_SECONDS: Final = 10.0
+#: The statuses of a server that is another node, or belongs to no cluster.
+_NOT_OURS: Final = frozenset({Status.NO_ACCESS, Status.NOT_SUPPORTED, Status.UNKNOWN_COMMAND})
 
 
 class Manager:
-    """One cluster, on one loop."""
+    """The manager of one cluster, on one event loop."""
 
     def __init__(self, directory: Path, processes: Processes, access: Access) -> None:
-        self._path = directory / "cluster.json"
-        self._processes = processes
+        self.path = directory / "cluster.json"
+        self.processes = processes
         self._access = access
-        self._state = state.load(self._path)
+        self._state = cluster_state.load(self.path)
+        #: Set when it must stop managing: a manager of a newer epoch exists.
+        self.fenced = asyncio.Event()
         self._links: dict[str, NodeLink] = {}
-        #: What the nodes have that answered in the last round, and what any had when it last did.
-        self._facts: dict[str, dict[int, Copy]] = {}
-        self._last_seen: dict[str, dict[int, Copy]] = {}
+        self.leases = Leases(self._state.lease, lambda: self._links)
+        #: The copies at the nodes that answered the last poll, and at every node's last answer.
+        self._facts: Copies = {}
+        self.last_seen: dict[str, Mapping[int, Copy]] = {}
+        #: When each node last answered, or when the manager started.
+        self._answered_at: dict[str, float] = {}
+        self._begun = asyncio.get_running_loop().time()
+        #: Why a node was not reached, and why a server that answers for it is not used.
+        self._unreached: dict[str, str] = {}
+        self._strangers: dict[str, str] = {}
+        #: Problems of the last poll, by vbucket.
+        self._problems: dict[int, str] = {}
+        #: Replicas that were compared with their active copy, with the processes of both.
+        self._compared: dict[tuple[int, str], tuple[str, str, str]] = {}
         self._replicators: dict[tuple[str, str], Replicator] = {}
-        #: Further copies of vbuckets, for the time of a move.
+        #: Additional copies of vbuckets during a move.
         self._extra: dict[int, set[str]] = {}
         #: Vbuckets that are being taken over.
         self._busy: set[int] = set()
-        #: Those of which something changed since the nodes were last asked.
-        self._touched: set[int] = set()
-        self._turns = Turns()
-        #: Nodes that must not be started again: they are being failed over.
-        self._given_up: set[str] = set()
+        #: Vbuckets that changed since the nodes were last polled.
+        self.touched: set[int] = set()
+        #: Nodes that must not be restarted: they are being failed over.
+        self.given_up: set[str] = set()
         self._woken = asyncio.Event()
         self._round_done = asyncio.Condition()
         self._rounds = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------
 
     @property
     def state(self) -> ClusterState:
         return self._state
 
+    @property
+    def facts(self) -> Copies:
+        return self._facts
+
     async def start(self) -> None:
-        """Begins to look after the nodes."""
-        self._task = asyncio.create_task(self._look_after())
+        """Begins a new epoch and starts managing the nodes."""
+        cluster = self._state.cluster or secrets.token_hex(_CLUSTER_ID_BYTES)
+        self.keep(replace(self._state, cluster=cluster, epoch=self._state.epoch + 1))
+        logger.info("epoch %d begins", self._state.epoch)
+        self._tasks = [
+            asyncio.create_task(self._look_after()),
+            asyncio.create_task(self.leases.run()),
+        ]
 
     async def close(self) -> None:
-        """Leaves the nodes to themselves."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._stop_replicators()
-        for link in self._links.values():
-            link.close()
-
-    async def stop(self, audience: Audience) -> None:
-        """Stops the nodes, and itself."""
-        async with self._turns.take("stop", audience, urgent=True) as turn:
-            await self.close()
-            stopping = [asyncio.create_task(self._processes.stop(n)) for n in self._state.nodes]
-            for done, stopped in enumerate(asyncio.as_completed(stopping)):
-                turn.report(done, len(stopping), "nodes stopped")
-                await stopped
-            turn.report(len(stopping), len(stopping), "nodes stopped")
-
-    async def _stop_replicators(self) -> None:
+        """Stops managing; the nodes keep running."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for replicator in self._replicators.values():
             await replicator.stop()
         self._replicators.clear()
+        for link in self._links.values():
+            link.close()
 
-    def _keep(self, newer: ClusterState) -> None:
-        """Takes over another state, on disk first."""
-        state.save(newer, self._path)
+    def keep(self, newer: ClusterState) -> None:
+        """Replaces the state, on disk first."""
+        cluster_state.save(newer, self.path)
         self._state = newer
         self._woken.set()
 
-    # ---- looking after the nodes ---------------------------------------------------------
+    # ---- polling and reconciling ---------------------------------------------------------
 
     async def _look_after(self) -> None:
+        fault = ""
         while True:
             self._woken.clear()
             try:
                 await self._round()
             except UpriverError as problem:
                 logger.info("%s", problem)
-            except Exception:  # whatever it is, the nodes need somebody who goes on
-                logger.exception("a look at the nodes failed")
+                fault = ""
+            except Exception as problem:  # the nodes need a manager that goes on
+                # a full disk, for example, would fill the log twice a second
+                if fault != (fault := repr(problem)):
+                    logger.exception("a check of the nodes failed; it is repeated")
+            else:
+                fault = ""
             async with self._round_done:
                 self._rounds += 1
                 self._round_done.notify_all()
+            await asyncio.sleep(_SHORTEST_INTERVAL)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL):
                     await self._woken.wait()
 
     async def looked(self) -> None:
-        """Returns after a look at the nodes that began after this was called."""
-        wanted = self._rounds + 2  # the one that runs now may have seen things as they were
+        """Returns after a poll of the nodes that began after this call."""
+        wanted = self._rounds + 2  # the running poll may have seen the state before
         async with self._round_done:
             while self._rounds < wanted:
                 self._woken.set()
                 await self._round_done.wait()
 
+    async def looked_once(self) -> None:
+        """Returns after the first poll: before it no node is known."""
+        if not self._rounds:
+            await self.looked()
+
     async def _round(self) -> None:
         members = self._state.members
-        self._touched.clear()
-        for node in members:
-            if node.name not in self._given_up:
-                self._ensure(node)
+        self.touched.clear()
         names = [node.name for node in members]
         for name in set(self._links) - set(names):
             self._links.pop(name).close()
+        for node in members:
+            self._ensure(node)
         answers = await asyncio.gather(*map(self._look_at, members))
         self._facts = {
             name: told for name, told in zip(names, answers, strict=True) if told is not None
         }
-        self._last_seen |= self._facts
+        self.last_seen |= self._facts
         await self._share_manifest()
-        found = janitor.orders(
-            self._state.rows,
-            self._facts,
-            names,
-            extra=self._extra,
-            # of what moved meanwhile the nodes told how it was
-            busy=self._busy | self._touched,
-        )
-        for vbucket, row in found.rows.items():
-            self._keep(self._state.with_row(vbucket, row))
+        now = await self._with_logs(self._situation())
+        found = reconcile.orders(now)
+        self._note(now, found)
         await self._order(found.demote)
+        self._restrict_streams()
         await self._order(found.promote)
-        await self._give_maps(
-            {name for name in self._facts if name not in found.doubtful} & set(self._links)
-        )
+        trusted = (set(self._facts) - found.doubtful - self.given_up) & set(self._links)
+        self._note_disks(trusted)
+        unheard = set(self._links) - set(self._facts) - self.given_up
+        self.leases.keep(trusted | unheard)
+        await self._give_maps(trusted)
         await self._replicate(names)
 
+    def _situation(self) -> Situation:
+        links = self._links
+        return Situation(
+            rows=self._state.rows,
+            facts=self._facts,
+            extra=self._extra,
+            moves=dict(self._state.moves),
+            # for vbuckets that moved meanwhile, the nodes reported the state before
+            busy=self._busy | self.touched,
+            serving={name for name in self._facts if links[name].serves or links[name].rev},
+            doubted={node.name for node in self._state.members if self._is_doubted(node)},
+            absent={node.name for node in self._state.members if self._is_absent(node)},
+            safe=self._safe_pairs(),
+        )
+
+    def _is_doubted(self, node: NodeEntry) -> bool:
+        """Whether a node that answers has another disk than when it last served."""
+        link = self._links.get(node.name)
+        known = link.sessions if link is not None and node.name in self._facts else ()
+        return bool(known and node.session and node.session not in known)
+
+    def _is_absent(self, node: NodeEntry) -> bool:
+        last = self._answered_at.get(node.name, self._begun)
+        return asyncio.get_running_loop().time() - last > _ABSENT_SECONDS
+
+    def _safe_pairs(self) -> set[tuple[int, str]]:
+        """The replicas that were compared with the current active copy, both being unchanged."""
+        rows = self._state.rows
+        return {
+            (vbucket, node)
+            for (vbucket, node), known in self._compared.items()
+            if known == self._processes_of(rows[vbucket][0], node)
+        }
+
+    def _processes_of(self, active: str | None, node: str) -> tuple[str, str, str]:
+        links = self._links
+        told = [links[name].instance if name in links else "" for name in (active or "", node)]
+        return active or "", told[0], told[1]
+
+    def _note(self, now: Situation, found: Orders) -> None:
+        """Saves the results of a poll."""
+        for vbucket, row in found.rows.items():
+            if row[0] != now.rows[vbucket][0]:
+                logger.warning(
+                    "vbucket %d: the active copy is now on %s, before on %s",
+                    *(vbucket, row[0], now.rows[vbucket][0]),
+                )
+            self.keep(self._state.with_row(vbucket, row))
+        over = {vbucket for vbucket, _ in self._state.moves} & found.decided
+        if over:
+            self.keep(self._state.without_moves(over))
+        for vbucket, node in found.safe:
+            active = self._state.rows[vbucket][0]
+            self._compared[vbucket, node] = self._processes_of(active, node)
+        known = shown.problem_lines(self._problems)
+        self._problems = found.problems
+        for line in shown.problem_lines(self._problems):
+            if line not in known:
+                logger.warning("%s", line)
+
+    def _note_disks(self, names: set[str]) -> None:
+        """Saves the disks of nodes that are about to accept writes."""
+        for node in self._state.members:
+            sessions = self._links[node.name].sessions if node.name in names else ()
+            if sessions and sessions[0] != node.session:
+                if self._is_doubted(node):
+                    logger.warning("%s has another disk than it had, or an older one", node.name)
+                self.keep(self._state.with_session(node.name, sessions[0]))
+
     def _ensure(self, node: NodeEntry) -> None:
-        """Starts a node unless it runs; the others do not suffer if that cannot be."""
+        """Starts a node unless it runs; a failure does not affect the others."""
+        link = self._links.get(node.name)
+        if node.name in self.given_up or (link is not None and link.connected):
+            return
         try:
-            self._processes.ensure(self._state, node)
+            self.processes.ensure(self._state, node)
         except OSError as problem:
             logger.warning("%s cannot be started: %s", node.name, problem)
 
     async def _look_at(self, node: NodeEntry) -> dict[int, Copy] | None:
-        link = self._links.setdefault(node.name, NodeLink(self.endpoint(node.name)))
+        link = self._links.get(node.name)
+        if link is None:
+            data = self.processes.data(node)
+            link = NodeLink(self.endpoint(node.name), lambda: node_files.lock_name(data))
+            self._links[node.name] = link
         try:
             await link.connect()
-            return await link.copies()
+            copies = await link.copies()
         except UpriverError as problem:
-            logger.info("%s: %s", node.name, problem)
+            self._not_reached(node, problem)
             return None
+        self._answered_at[node.name] = asyncio.get_running_loop().time()
+        self._strangers.pop(node.name, None)
+        if self._unreached.pop(node.name, None) is not None:
+            logger.info("%s answers", node.name)
+        self.processes.answered(node)
+        return copies
+
+    def _not_reached(self, node: NodeEntry, problem: UpriverError) -> None:
+        status = problem.status if isinstance(problem, StatusError) else None
+        if status is Status.EXISTS:
+            logger.error("%s has a manager of a newer epoch than %d", node.name, self.state.epoch)
+            self.fenced.set()
+        if isinstance(problem, AuthenticationFailed) or status in _NOT_OURS:
+            where = f"{self._state.host}:{node.port}"
+            text = f"what listens on {where} is not {node.name} of this cluster: {problem}"
+            self._strangers[node.name] = text
+        else:
+            self._strangers.pop(node.name, None)
+            text = f"{node.name}: {problem}"
+        if self._unreached.get(node.name) != text:  # logged once, not at every poll
+            self._unreached[node.name] = text
+            logger.log(logging.WARNING if node.name in self._strangers else logging.INFO, text)
+
+    async def _with_logs(self, now: Situation) -> Situation:
+        """Requests the failover logs of copies that must be compared.
+
+        Active copies come last, so that a replica that follows one never appears to have more.
+        """
+        wanted = reconcile.undecided(now)
+        if not wanted:
+            return now
+        for actives in (False, True):
+            asked = {
+                name: [
+                    vbucket
+                    for vbucket, nodes in wanted.items()
+                    if name in nodes and (now.rows[vbucket][0] == name) is actives
+                ]
+                for name in self._facts
+            }
+            told = await asyncio.gather(*(self._asked(*one) for one in asked.items()))
+            self._facts = {
+                name: copies for name, copies in zip(asked, told, strict=True) if copies is not None
+            }
+        return replace(now, facts=self._facts)
+
+    async def _asked(self, name: str, vbuckets: list[int]) -> Mapping[int, Copy] | None:
+        """The copies at a node, with the failover logs of some; None if it does not answer."""
+        known = dict(self._facts[name])
+        if not vbuckets:
+            return known
+        try:
+            logs = await self._links[name].logs(vbuckets)
+            fresh = await self._links[name].copies()
+        except (UpriverError, KeyError) as problem:
+            logger.info("%s: %s", name, problem)
+            return None
+        for vbucket in vbuckets:
+            if vbucket in fresh:
+                known[vbucket] = fresh[vbucket]._replace(log=logs[vbucket])
+        return known
 
     async def _order(self, wanted: dict[str, list[tuple[int, VBucketState]]]) -> None:
         for name, changes in wanted.items():
-            with contextlib.suppress(KeyError):  # it is no member any more
+            with contextlib.suppress(KeyError):  # it is not a member any more
                 await self._links[name].set_states(
                     change for change in changes if change[0] not in self._busy
                 )
 
     async def _share_manifest(self) -> None:
-        """Gives every node the newest collections that any of them has."""
+        """Sets the newest manifest of collections of any node on all nodes."""
         told = {name: await self._links[name].manifest() for name in self._facts}
         if not told:
             return
@@ -212,17 +367,25 @@ class Manager:
     async def _give_maps(self, names: set[str]) -> None:
         uid = max((link.manifest_uid for link in self._links.values()), default=0)
         for name in names & {node.name for node in self._state.members}:
-            newest = self._state
-            await self._links[name].give_maps(newest.rev, *newest.maps(name, uid))
+            newest, link = self._state, self._links[name]
+            await link.give_maps(newest.rev, *newest.maps(name, uid))
+            if not link.leased and name not in self.given_up:
+                await link.renew_lease()
 
     async def _renew_maps(self) -> None:
-        """Tells the newest map to those who had one before; who comes back is looked at first."""
+        """Sends the newest map to nodes that have a map; a node that comes back is polled first."""
         known = {name for name, link in self._links.items() if link.connected and link.rev}
-        with contextlib.suppress(UpriverError):  # whoever does not answer is told later
+        with contextlib.suppress(UpriverError):  # a node that does not answer gets it later
             await self._give_maps(known)
 
+    def _restrict_streams(self) -> None:
+        """Ends the streams to copies that are not known to be behind their active copy."""
+        wanted = reconcile.streams(self._situation())
+        for pair, replicator in self._replicators.items():
+            replicator.restrict(wanted.get(pair, ()))
+
     async def _replicate(self, names: list[str]) -> None:
-        wanted = janitor.streams(self._state.rows, self._extra, self._busy)
+        wanted = reconcile.streams(self._situation())
         for source, target in set(self._replicators) | set(wanted):
             pair = source, target
             if source not in names or target not in names:
@@ -236,273 +399,98 @@ class Manager:
                 )
             self._replicators[pair].want(wanted.get(pair, ()))
 
-    # ---- what moves need -----------------------------------------------------------------
+    # ---- for rebalance and commands ------------------------------------------------------
 
     def endpoint(self, name: str) -> Endpoint:
-        node = self._state.node(name)
-        address = Address(self._state.host, node.port)
-        return Endpoint(address, self._state.bucket, self._access, name)
+        held = self._state
+        address = Address(held.host, held.node(name).port)
+        return Endpoint(address, held.bucket, self._access, name, held.cluster, held.epoch)
 
     def link(self, name: str) -> NodeLink:
         return self._links[name]
 
+    def links_without(self, name: str) -> dict[str, NodeLink]:
+        members = {node.name for node in self._state.members} - {name}
+        return {other: link for other, link in self._links.items() if other in members}
+
     def begin_copies(self, vbucket: int, nodes: set[str]) -> None:
-        """Has further nodes get a copy of a vbucket."""
+        """Starts additional copies of a vbucket on nodes."""
         self._extra[vbucket] = nodes
-        self._touched.add(vbucket)
+        self.touched.add(vbucket)
         self._woken.set()
 
     def end_copies(self, vbucket: int) -> None:
         self._extra.pop(vbucket, None)
-        self._touched.add(vbucket)
+        self.touched.add(vbucket)
         self._woken.set()
 
     @contextlib.asynccontextmanager
-    async def alone(self, vbucket: int) -> AsyncIterator[None]:
-        """Keeps everybody else from a vbucket, its streams included."""
+    async def alone(self, vbucket: int, target: str) -> AsyncIterator[None]:
+        """Reserves a vbucket for a takeover: reconciling and its streams leave it alone.
+
+        The target is saved first: after a crash a manager must know which node may have it.
+        """
         self._busy.add(vbucket)
         try:
+            self.keep(self._state.with_move(vbucket, target))
             for replicator in self._replicators.values():
                 replicator.leave(vbucket)
             yield
         finally:
-            self._touched.add(vbucket)
+            self.touched.add(vbucket)
             self._busy.discard(vbucket)
             self._woken.set()
 
     async def commit(self, vbucket: int, row: Row) -> None:
-        """Notes where a vbucket is now, and tells everybody."""
-        self._keep(self._state.with_row(vbucket, row))
+        """Saves the new row of a vbucket and sends the new map to all nodes."""
+        self.keep(self._state.with_row(vbucket, row).without_moves({vbucket}))
         await self._renew_maps()
 
-    # ---- commands ------------------------------------------------------------------------
+    def flowing(self, target: str) -> set[int]:
+        """The vbuckets of which a node has a copy that is replicated to."""
+        streams = (r.flowing for (_, other), r in self._replicators.items() if other == target)
+        return set().union(*streams)
 
-    async def ready(self, audience: Audience) -> None:
-        """Returns when every vbucket has its active copy, and every node its map."""
-        await self._until(Turn("start", audience), self._ready_so_far, "nodes and vbuckets ready")
-
-    def _ready_so_far(self) -> tuple[int, int]:
-        told = [
-            link is not None and link.connected and link.rev == self._state.rev
-            for link in (self._links.get(node.name) for node in self._state.members)
-        ]
-        held = [row[0] is not None for row in self._state.rows]
-        there = len(held) - self._without_active()
-        return sum(told) + there, len(told) + sum(held)
-
-    async def _until(self, turn: Turn, so_far: Callable[[], tuple[int, int]], what: str) -> None:
-        """Looks until all of something is there; gives up when it does not become more."""
-        loop = asyncio.get_running_loop()
-        most, deadline = -1, loop.time() + _PATIENCE
-        while True:
-            done, total = so_far()
-            turn.report(done, total, what)
-            if done >= total:
-                return
-            turn.check()
-            if done > most:
-                most, deadline = done, loop.time() + _PATIENCE
-            elif loop.time() > deadline:
-                raise ConfigError(f"only {done} of {total} {what}: {self._what_is_wrong()}")
-            await self.looked()
-
-    def _what_is_wrong(self) -> str:
-        silent = self._silent()
-        if not silent:
-            return f"see {self._path.with_name('manager.log')}, and give the command again"
-        first = self._processes.log(self._state.node(silent[0]))
-        return f"{_do_not_answer(silent)}; see {first}, and fail over what does not come back"
-
-    def _silent(self) -> list[str]:
-        """The members that do not answer."""
-        return [node.name for node in self._state.members if node.name not in self._facts]
-
-    async def _looked_once(self) -> None:
-        """A manager that has just begun knows of nobody."""
-        if not self._rounds:
-            await self.looked()
-
-    async def rebalance(self, audience: Audience) -> None:
-        """Spreads the vbuckets over the nodes that stay."""
-        async with self._turns.take("rebalance", audience) as turn:
-            await self._rebalance(turn)
-
-    async def _rebalance(self, turn: Turn) -> None:
-        await self._looked_once()
-        silent = self._silent()
-        if silent:
-            raise ConfigError(f"{_do_not_answer(silent)}: fail over what is lost, or wait for it")
-        staying = [node.name for node in self._state.members if not node.leaving]
-        target = plan.balanced(self._state.rows, staying)
-        try:
-            await Moving(self, turn).run(self._state.rows, target)
-        except UpriverError:
-            turn.check()
-            raise
-
-    async def failover(self, name: str, audience: Audience) -> None:
-        """Gives up a node: its process is ended for good, and replicas take its place."""
-        self._refuse_if_only_copy(self._state.node(name), {})
-        async with self._turns.take(f"failover of {name}", audience, urgent=True) as turn:
-            await self._looked_once()
-            node = self._state.node(name)
-            rows = self._state.rows
-            if node.failed:  # but maybe not everything was done that follows from it
-                await self._promote(turn, range(len(rows)))
-                return
-            turn.waits("asking the other nodes what they have")
-            self._refuse_if_only_copy(node, await heirs.copies_at(self._links_without(name)))
-            self._given_up.add(name)
-            try:
-                self._processes.kill(node)
-                await self._processes.gone(node)
-                left = await heirs.inherited_rows(rows, name, self._links_without(name))
-                self._touched.update(range(len(rows)))
-                failed = replace(node, failed=True, leaving=False)
-                self._keep(self._state.with_rows(left).with_node(failed))
-            finally:
-                self._given_up.discard(name)
-            # those of others are not its business: they may be active elsewhere
-            await self._promote(turn, [vb for vb, row in enumerate(rows) if row[0] == name])
-
-    def _refuse_if_only_copy(self, node: NodeEntry, copies: heirs.Copies) -> None:
-        if not node.failed:
-            had = self._last_seen.get(node.name, {})
-            heirs.refuse_if_only_copy(self._state.rows, node.name, had, copies)
-
-    def _links_without(self, name: str) -> dict[str, NodeLink]:
-        members = {node.name for node in self._state.members} - {name}
-        return {other: link for other, link in self._links.items() if other in members}
-
-    async def _promote(self, turn: Turn, vbuckets: Iterable[int]) -> None:
-        """Makes active what the rows say, without asking who else might be: that was decided."""
-        rows = self._state.rows
-        wanted = [
-            (vbucket, node)
-            for vbucket in vbuckets
-            if (node := rows[vbucket][0]) is not None and not self._is_active(vbucket, node)
-        ]
-        for done, (vbucket, node) in enumerate(wanted):
-            turn.report(done, len(wanted), "vbuckets promoted")
-            link = self._links.get(node)
-            if link is not None:
-                with contextlib.suppress(UpriverError):  # it is tried again when it is back
-                    await link.set_state(vbucket, VBucketState.ACTIVE)
-        await self._renew_maps()
-        await self.looked()
-        done = sum(self._is_active(vbucket, node) for vbucket, node in wanted)
-        turn.report(done, len(wanted), "vbuckets promoted")
-
-    def _is_active(self, vbucket: int, node: str | None) -> bool:
-        copy = self._facts.get(node or "", {}).get(vbucket)
-        return copy is not None and copy.state is VBucketState.ACTIVE
-
-    async def recover(self, name: str, audience: Audience) -> None:
-        """Brings back a node that was failed over: what it has that nobody else has is lost."""
-        self._state.node(name)
-        async with self._turns.take(f"recovery of {name}", audience) as turn:
-            node = self._state.node(name)
-            if node.failed:
-                rows = tuple(_refilled(row, name) for row in self._state.rows)
-                back = replace(node, failed=False)
-                self._touched.update(range(len(rows)))
-                self._keep(self._state.with_node(back).with_rows(rows))
-            await self._until(turn, lambda: (int(name in self._facts), 1), "nodes recovered")
-            await self._until(turn, lambda: self._recovered(name), "vbuckets recovered")
-
-    def _recovered(self, name: str) -> tuple[int, int]:
-        """How many copies a node has that are being kept up to date, and how many it shall have."""
-        mine = {vbucket for vbucket, row in enumerate(self._state.rows) if name in row[1:]}
-        flowing: set[int] = set()
-        for (_, target), replicator in self._replicators.items():
-            if target == name:
-                flowing |= replicator.flowing
-        return len(mine & flowing), len(mine)
-
-    async def add_node(self, audience: Audience) -> NodeEntry:
-        """Starts another node, which has nothing until the cluster is rebalanced."""
-        async with self._turns.take("adding of a node", audience) as turn:
-            if len(self._state.nodes) >= MAX_NODES:
-                raise ConfigError(f"a cluster has up to {MAX_NODES} nodes")
-            numbers = {int(node.name.removeprefix("n")) for node in self._state.nodes}
-            name = f"n{max(numbers) + 1}"
-            entry = NodeEntry(name, free_port(self._state.host))
-            self._keep(self._state.with_node(entry))
-            await self._until(turn, lambda: (int(name in self._facts), 1), "nodes added")
-            return entry
-
-    async def remove_node(self, name: str, audience: Audience) -> None:
-        """Moves everything away from a node, and stops it."""
-        self._state.node(name)
-        async with self._turns.take(f"removal of {name}", audience) as turn:
-            node = self._state.node(name)
-            if not node.failed:
-                staying = [other for other in self._state.members if other.name != name]
-                if not [other for other in staying if not other.leaving]:
-                    raise ConfigError(f"{name} is the last node: stop the cluster instead")
-                self._keep(self._state.with_node(replace(node, leaving=True)))
-                await self._rebalance(turn)
-            self._keep(self._state.without_node(name))
-            await self.looked()
-            await self._processes.stop(node)
-
-    def status(self) -> dict[str, Any]:
-        """How everything is, for people and for programs."""
+    def held_back(self, name: str) -> set[int]:
+        """The vbuckets of which a node that answers has a replica that is not replicated to."""
+        now = self._situation()
         return {
-            "bucket": self._state.bucket,
-            "source": self.source,
-            "vbuckets": len(self._state.rows),
-            "replicas": self._state.replicas,
-            "rev": self._state.rev,
-            "nodes": [self._node_status(node) for node in self._state.nodes],
-            "without_active": self._without_active(),
-            "silent": self._silent(),
-            "moving": sorted(self._busy | set(self._extra)),
-            "under_way": self._turns.under_way,
+            vbucket
+            for vbucket in self._problems
+            if name in now.replicas(vbucket) and (vbucket, name) not in now.safe
         }
 
-    @property
-    def source(self) -> str:
-        """What clients are given to find the cluster."""
-        hosts = ",".join(f"{self._state.host}:{node.port}" for node in self._state.members)
-        return f"couchbase://{hosts}/{self._state.bucket}"
+    # ---- status --------------------------------------------------------------------------
 
-    def _node_status(self, node: NodeEntry) -> dict[str, Any]:
-        facts = self._facts.get(node.name, {})
-        behind = 0
-        for vbucket, copy in facts.items():
-            active = self._state.rows[vbucket][0]
-            if copy.state is not VBucketState.ACTIVE and active is not None:
-                ahead = self._facts.get(active, {}).get(vbucket)
-                behind += max(0, ahead.seqno - copy.seqno) if ahead is not None else 0
-        return {
-            "name": node.name,
-            "address": f"{self._state.host}:{node.port}",
-            "state": "failed over"
-            if node.failed
-            else "not answering"
-            if node.name not in self._facts
-            else "leaving"
-            if node.leaving
-            else "up",
-            "active": sum(copy.state is VBucketState.ACTIVE for copy in facts.values()),
-            "replica": sum(copy.state is VBucketState.REPLICA for copy in facts.values()),
-            "behind": behind,
-        }
-
-    def _without_active(self) -> int:
+    def told_everybody(self) -> int:
+        """The number of members with the newest map and a lease."""
+        links = [self._links.get(node.name) for node in self._state.members]
         return sum(
-            not self._is_active(vbucket, row[0]) for vbucket, row in enumerate(self._state.rows)
+            link is not None and link.connected and link.leased and link.rev == self._state.rev
+            for link in links
         )
 
+    def problem_of(self, node: NodeEntry) -> str:
+        """Why a node is not in service although it should be; empty if unknown."""
+        known = (self.processes.problem(node), self._strangers.get(node.name, ""))
+        return "; ".join(filter(None, known))
 
-def _do_not_answer(nodes: list[str]) -> str:
-    return f"{', '.join(nodes)} {'does' if len(nodes) == 1 else 'do'} not answer"
-
-
-def _refilled(row: Row, name: str) -> Row:
-    """A row with a node in its first empty place, unless it is there already or none is empty."""
-    if name in row or None not in row:
-        return row
-    place = row.index(None)
-    return (*row[:place], name, *row[place + 1 :])
+    def status(self, under_way: str) -> dict[str, Any]:
+        """The status as JSON values, as ``upriver cluster status --json`` prints it."""
+        held, facts = self._state, self._facts
+        return {
+            "bucket": held.bucket,
+            "source": shown.connection_string(held),
+            "vbuckets": len(held.rows),
+            "replicas": held.replicas,
+            "rev": held.rev,
+            "epoch": held.epoch,
+            "nodes": [
+                shown.node_status(held, facts, node, self.problem_of(node)) for node in held.nodes
+            ],
+            "without_active": shown.without_active(held, facts),
+            "silent": shown.silent_nodes(held, facts),
+            "problems": shown.problem_lines(self._problems),
+            "moving": sorted(self._busy | set(self._extra)),
+            "under_way": under_way,
+        }

@@ -1,13 +1,15 @@
 """The manager of a cluster as a process: ``python -m upriver.cluster.manager_process DIRECTORY``.
 
-It serves commands until it is stopped. SIGTERM ends it alone and leaves the nodes running, so that
-another can take its place; the command ``stop`` ends everything.
+It serves commands until it is stopped. SIGTERM ends the manager alone and leaves the nodes running,
+so that another manager can take over; the command ``stop`` ends everything. It ends by itself when
+its directory is removed, or when a manager of a newer epoch has taken over the nodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -15,21 +17,25 @@ import signal
 from pathlib import Path
 from typing import Any, Final
 
-from ..consumer.access import Access
 from ..errors import ConfigError
-from . import secret
-from .api import ApiServer
+from . import manager_credentials
+from .command_queue import Audience
 from .manager import Manager
-from .processes import Processes
-from .turns import Audience
+from .manager_api import ApiServer
+from .manager_commands import Commands
+from .node_processes import Processes
 
 __all__ = ["main"]
 
+logger = logging.getLogger("upriver.cluster")
+
 _LOCK: Final = "manager.lock"
+#: Seconds between two checks that the directory still exists.
+_LOOK_SECONDS: Final = 1.0
 
 
 def main() -> None:
-    """Manages until it is told to stop."""
+    """Runs the manager until it is stopped."""
     parser = argparse.ArgumentParser(description="the manager of a cluster")
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory
@@ -39,12 +45,16 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit("another manager runs in this directory") from None
-    asyncio.run(_manage(directory))
+    os.umask(0o077)  # its files are readable by their owner only
+    asyncio.run(_manage(directory, lock))
 
 
-async def _manage(directory: Path) -> None:
-    users, access = secret.read(directory)
-    manager = Manager(directory, Processes(directory, users), access or Access())
+async def _manage(directory: Path, lock: int) -> None:
+    if not manager_credentials.exists(directory):  # a cluster of the first release, without users
+        manager_credentials.make(directory, None)
+    users, access = manager_credentials.read(directory)
+    manager = Manager(directory, Processes(directory, users), access)
+    commands = Commands(manager)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,43 +63,56 @@ async def _manage(directory: Path) -> None:
 
     async def obey(command: str, node: str, audience: Audience) -> dict[str, Any]:
         try:
-            return await _obey(manager, command, node, audience)
+            return await _obey(commands, command, node, audience)
         finally:
             if command == "stop":
                 stopped.set()
 
     api = ApiServer(directory, obey)
     await api.start()
-    await stopped.wait()
+    while not stopped.is_set() and not manager.fenced.is_set() and _is_there(directory, lock):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await stopped.wait()
+    if not stopped.is_set():
+        logger.error("a newer manager has this cluster, or its directory was removed: ending")
     await api.stop()
     await manager.close()
 
 
-async def _obey(manager: Manager, command: str, node: str, audience: Audience) -> dict[str, Any]:
+def _is_there(directory: Path, lock: int) -> bool:
+    """Whether the lock file is still in the directory, which may have been removed or replaced."""
+    try:
+        return os.path.samestat(os.stat(directory / _LOCK), os.fstat(lock))
+    except OSError:
+        return False
+
+
+async def _obey(commands: Commands, command: str, node: str, audience: Audience) -> dict[str, Any]:
     match command:
         case "ready":
-            await manager.ready(audience)
+            await commands.ready(audience)
         case "status":
-            return manager.status()
+            return commands.status()
         case "rebalance":
-            await manager.rebalance(audience)
+            await commands.rebalance(audience)
         case "failover":
-            await manager.failover(node, audience)
+            await commands.failover(node, audience)
         case "recover":
-            await manager.recover(node, audience)
+            await commands.recover(node, audience)
         case "add-node":
-            added = await manager.add_node(audience)
-            await manager.looked()
-            return {**manager.status(), "added": added.name}
+            added = await commands.add_node(audience)
+            await commands.looked()
+            return {**commands.status(), "added": added.name}
         case "remove-node":
-            await manager.remove_node(node, audience)
+            await commands.remove_node(node, audience)
         case "stop":
-            await manager.stop(audience)
-            return manager.status()
+            await commands.stop(audience)
+            return commands.status()
         case _:
             raise ConfigError(f"the manager knows no command {command!r}")
-    await manager.looked()  # so that the answer shows what the command has done
-    return manager.status()
+    await commands.looked()  # so that the status shows the effect of the command
+    return commands.status()
 
 
 if __name__ == "__main__":

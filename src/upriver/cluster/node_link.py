@@ -1,71 +1,100 @@
-"""The manager's own connection to a node: the questions and orders it has, in the protocol's words.
+"""The manager's connection to a node: cluster commands over the memcached protocol.
 
-It is an ordinary connection of a user who may administer, and is made again when it was lost.
+It authenticates as the manager's user, and the node proves that it knows the cluster's secret
+before anything else is sent. A lost connection is made again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
-from ..consumer.node import NodeConnection
-from ..consumer.settings import ConsumerSettings
-from ..consumer.source import Source
+from ..consumer.reader_settings import ConsumerSettings
+from ..consumer.transport.async_connection import AsyncConnection
+from ..consumer.transport.connection_string import Source
 from ..errors import ConnectionFailed, RemoteProtocolError, Status, StatusError
-from ..model import Datatype, VBucketState
+from ..model import Datatype, FailoverLog, VBucketState
 from ..wire import kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.names import RequestedState
-from .wires import Endpoint
+from .copy_comparison import Copy
+from .raw_connection import Endpoint
 
 __all__ = ["Copy", "NodeLink"]
 
-#: A node on the same machine answers at once, or is stopped.
+#: The timeout in seconds: a node on the same machine answers at once, or is suspended.
 _SETTINGS: Final = ConsumerSettings(name="manager", connect_timeout=3.0, answer_timeout=5.0)
-#: Orders that are under way at once.
+#: The number of commands in flight.
 _AT_ONCE: Final = 64
 _STATES: Final = {
     VBucketState.ACTIVE: RequestedState.ACTIVE,
     VBucketState.REPLICA: RequestedState.REPLICA,
     VBucketState.PENDING: RequestedState.PENDING,
+    VBucketState.DEAD: RequestedState.DEAD,
 }
 
 
-class Copy(NamedTuple):
-    """What a node has of a vbucket."""
-
-    state: VBucketState
-    seqno: int = 0
-
-
 class NodeLink:
-    """One node, while it is connected."""
+    """The connection to one node."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, lock: Callable[[], str] = lambda: "") -> None:
+        """``lock`` returns the name of the lock that the node's process holds while it lives."""
         self._endpoint = endpoint
-        self._connection: NodeConnection | None = None
-        #: The version of the map that the node was given, and its manifest of collections.
+        self._lock = lock
+        self._connection: AsyncConnection | None = None
+        #: The version of the node's map, and of its manifest of collections.
         self.rev = 0
         self.manifest_uid = 0
+        #: Identifies the node's process among its earlier ones, and whether it has a map.
+        self.instance = ""
+        self.serves = False
+        #: When its store was opened, newest first: a restored older disk lacks the latest.
+        self.sessions: tuple[str, ...] = ()
+        #: The ticket for the next renewal of the node's lease, and when it was received.
+        self._ticket = 0
+        self.ticket_at = 0.0
+        #: Whether its lease was renewed on this connection.
+        self.leased = False
 
     @property
     def connected(self) -> bool:
         return self._connection is not None and self._connection.lost is None
 
     async def connect(self) -> None:
-        """Connects unless it is connected; `ConnectionFailed` if the node is not there."""
+        """Connects unless connected; `ConnectionFailed` if the node cannot be reached."""
         if self.connected:
             return
         endpoint = self._endpoint
         source = Source((endpoint.address,), endpoint.bucket)
-        connection = NodeConnection(
+        connection = AsyncConnection(
             endpoint.address, source, endpoint.access, _SETTINGS, Dcp(collections=True)
         )
         await connection.open(streams=False)
-        self._connection, self.rev = connection, 0
+        self._connection, self.rev, self._ticket, self.leased = connection, 0, 0, False
+        try:
+            await self.renew_lease()
+        except BaseException:
+            self.close()
+            raise
+
+    async def renew_lease(self) -> None:
+        """Renews the node's lease; the first call only gets a ticket."""
+        ticket = self._ticket
+        answer = await self._ask(self._endpoint.token(ticket, lock=self._lock()))
+        raw = answer.value if isinstance(answer, m.PlainResponse) else b""
+        try:
+            told: dict[str, Any] = json.loads(raw)
+            self._ticket = operator.index(told["ticket"])
+            self.instance, self.serves = str(told["instance"]), bool(told["serves"])
+            self.sessions = tuple(map(str, told["sessions"]))
+        except (ValueError, KeyError, TypeError) as problem:
+            raise RemoteProtocolError(f"a ticket cannot be read: {problem!r}") from None
+        self.ticket_at = asyncio.get_running_loop().time()
+        self.leased = ticket > 0
 
     def close(self) -> None:
         if self._connection is not None:
@@ -80,7 +109,7 @@ class NodeLink:
         try:
             answer = await self._connection.ask(request)
         except ConnectionFailed:
-            self.close()  # what did not answer in time may answer when nobody waits
+            self.close()  # a late response would be taken for that of another request
             raise
         if answer.status is not Status.SUCCESS:
             raise StatusError(answer.status, request=type(request).__name__)
@@ -89,7 +118,7 @@ class NodeLink:
     # ---- vbuckets ------------------------------------------------------------------------
 
     async def copies(self) -> dict[int, Copy]:
-        """What the node has; a vbucket that is not named is dead."""
+        """The node's copy of every vbucket, including dead ones."""
         told: dict[int, Copy] = {}
         for state, requested in _STATES.items():
             answer = await self._ask(kv.GetAllSeqnos(state=requested))
@@ -106,31 +135,44 @@ class NodeLink:
     async def set_state(self, vbucket: int, state: VBucketState) -> None:
         await self._ask(kv.SetVBucket(vbucket=vbucket, state=state))
 
-    async def branches(self, vbucket: int) -> list[int]:
-        """The names of the branches of a vbucket's history, newest first."""
+    async def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
+        """The failover logs of vbuckets."""
+        told: dict[int, FailoverLog] = {}
+        wanted = list(vbuckets)
+        for first in range(0, len(wanted), _AT_ONCE):
+            some = wanted[first : first + _AT_ONCE]
+            found = await asyncio.gather(*map(self._log, some))
+            told |= dict(zip(some, found, strict=True))
+        return told
+
+    async def _log(self, vbucket: int) -> FailoverLog:
         answer = await self._ask(kv.GetFailoverLog(vbucket=vbucket))
         assert isinstance(answer, kv.GetFailoverLogResponse)
-        return [entry.vbuuid for entry in answer.failover_log]
+        return FailoverLog(tuple(answer.failover_log))
 
     async def delete(self, vbucket: int) -> None:
-        """Has the node forget a vbucket."""
+        """Deletes a vbucket on the node."""
         await self._ask(kv.DeleteVBucket(vbucket=vbucket))
 
     # ---- maps and collections ------------------------------------------------------------
 
     async def give_maps(self, rev: int, bucket: bytes, cluster: bytes) -> None:
-        """Gives the node its maps, unless it has those of this version."""
+        """Sets the node's maps, unless it has those of this version."""
         if self.rev == rev:
             return
         for name, config in ((self._endpoint.bucket, bucket), ("", cluster)):
             request = kv.SetClusterConfig(
-                bucket=name, epoch=1, revision=rev, config=config, datatype=Datatype.JSON
+                bucket=name,
+                epoch=self._endpoint.epoch,
+                revision=rev,
+                config=config,
+                datatype=Datatype.JSON,
             )
             await self._ask(request)
         self.rev = rev
 
     async def manifest(self) -> tuple[int, bytes]:
-        """The node's collections: their version and the JSON."""
+        """The node's manifest of collections: its version and its JSON."""
         answer = await self._ask(kv.GetManifest())
         raw = answer.value if isinstance(answer, m.PlainResponse) else b""
         try:

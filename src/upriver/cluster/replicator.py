@@ -1,9 +1,10 @@
-"""Keeps the copies of one node on another up to date: a relay, its streams, and what to do if lost.
+"""Keeps the replicas that one node has of another's vbuckets up to date, through one relay.
 
     wanted, not there ──Add Stream──> there ──ended by either side──> wanted, not there
     there, not wanted ──Close Stream──> gone
 
-Whatever is lost is asked for again, with pauses that grow while that does not work.
+A lost connection or stream is opened again, with pauses that grow while that fails. No fault ends
+a replicator, because the replicas of a node would then fall behind without anybody noticing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from ..consumer.readers import Backoff
+from ..consumer.topology.topology import Backoff
 from ..errors import Status, UpriverError
-from .relay import Relay
-from .wires import Endpoint
+from .raw_connection import Endpoint
+from .replication_relay import ReplicationRelay
 
 __all__ = ["Replicator"]
 
@@ -48,14 +49,18 @@ class Replicator:
         return frozenset(self._there)
 
     def want(self, vbuckets: Iterable[int]) -> None:
-        """From now on these and no others."""
+        """Sets the vbuckets that have a stream: these and no others."""
         wanted = frozenset(vbuckets)
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
 
+    def restrict(self, vbuckets: Iterable[int]) -> None:
+        """Ends the streams of all vbuckets but these."""
+        self.want(self._wanted & frozenset(vbuckets))
+
     def leave(self, vbucket: int) -> None:
-        """No more of this one."""
+        """Ends the stream of one vbucket."""
         self.want(self._wanted - {vbucket})
 
     async def stop(self) -> None:
@@ -66,20 +71,26 @@ class Replicator:
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
-                relay = await Relay.open(self._source, self._target, self.name, self._ended)
+                relay = await ReplicationRelay.open(
+                    self._source, self._target, self.name, self._ended
+                )
             except UpriverError as problem:
                 logger.info("%s: %s", self.name, problem)
+            except Exception:
+                logger.exception("%s: the relay cannot be opened", self.name)
             else:
                 try:
                     await self._keep(relay, backoff)
                 except UpriverError as problem:
                     logger.info("%s: %s", self.name, problem)
+                except Exception:
+                    logger.exception("%s: the relay failed", self.name)
                 finally:
                     relay.close()
                     self._there.clear()
             await asyncio.sleep(backoff.next_pause())
 
-    async def _keep(self, relay: Relay, backoff: Backoff) -> None:
+    async def _keep(self, relay: ReplicationRelay, backoff: Backoff) -> None:
         """Keeps the streams of one connection until it is lost."""
         passing = asyncio.create_task(relay.run())
         try:
@@ -97,9 +108,11 @@ class Replicator:
             await passing
         finally:
             passing.cancel()
-            await asyncio.gather(passing, return_exceptions=True)
+            (outcome,) = await asyncio.gather(passing, return_exceptions=True)
+            if isinstance(outcome, Exception) and not isinstance(outcome, UpriverError):
+                raise outcome  # the cause, where only a lost connection was seen here
 
-    async def _adjust(self, relay: Relay) -> bool:
+    async def _adjust(self, relay: ReplicationRelay) -> bool:
         """Closes and adds streams; false if some could not be added yet."""
         for vbucket in sorted(self._there - self._wanted):
             await relay.close_stream(vbucket)
@@ -112,7 +125,9 @@ class Replicator:
             settled = settled and all(outcomes)
         return settled
 
-    async def _add(self, relay: Relay, vbucket: int) -> bool:
+    async def _add(self, relay: ReplicationRelay, vbucket: int) -> bool:
+        if vbucket not in self._wanted:
+            return True  # it was taken back while earlier streams were being added
         ends = self._ends[vbucket]
         status = await relay.add(vbucket)
         if status is Status.SUCCESS and ends == self._ends[vbucket]:

@@ -1,19 +1,33 @@
-"""The client: how a program of ours reaches a server and follows its changes."""
+"""Client: reads the changes of a bucket, blocking or with asyncio, and writes documents."""
 
-from ..session.events import Flushed, RolledBack, Rows, StreamFinished, StreamOpened, SystemHappened
-from ..session.position import Position
-from .access import Access
-from .aio import AsyncConsumer
+import logging
+
+from ..escaping import escape_record
+from ..model import Op
+from ..session.consumer_events import (
+    Flushed,
+    RolledBack,
+    Rows,
+    StreamFinished,
+    StreamOpened,
+    SyncWrite,
+    SystemHappened,
+)
+from ..session.stream_position import Position
+from ..wire.columns import SCHEMA
+from .async_client import AsyncConsumer
 from .changes import Change
-from .checkpoint import Checkpoint, CheckpointStore, MemoryCheckpoint
-from .checkpoint_files import FileCheckpoint
+from .checkpoints.checkpoint import Checkpoint, CheckpointStore, MemoryCheckpoint
+from .checkpoints.checkpoint_file import FileCheckpoint
 from .client import Consumer
-from .desk import Rollback
-from .settings import ConsumerSettings, RollbackPolicy
-from .source import Source
-from .status import ReadingStatus
+from .reader_settings import ConsumerSettings, RollbackPolicy
+from .streaming.inbox import Rollback
+from .streaming.subscription import ReadingStatus
+from .transport.access import Access
+from .transport.connection_string import Source
 
 __all__ = [
+    "SCHEMA",
     "Access",
     "AsyncConsumer",
     "Change",
@@ -24,6 +38,7 @@ __all__ = [
     "FileCheckpoint",
     "Flushed",
     "MemoryCheckpoint",
+    "Op",
     "Position",
     "ReadingStatus",
     "Rollback",
@@ -33,5 +48,8 @@ __all__ = [
     "Source",
     "StreamFinished",
     "StreamOpened",
+    "SyncWrite",
     "SystemHappened",
 ]
+
+logging.getLogger("upriver.consumer").addFilter(escape_record)

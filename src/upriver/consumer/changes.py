@@ -1,6 +1,6 @@
-"""Changes one by one: a row of a batch as a value with names.
+"""`Change`: one row of an Arrow batch as an object.
 
-A batch is taken apart column by column, which costs a fraction of asking Arrow for each cell.
+A batch is converted column by column, which is much faster than reading each cell through Arrow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBERS: Final = (
 
 
 class Change(NamedTuple):
-    """What happened to one document."""
+    """One change of one document."""
 
     op: Op
     vbucket: int
@@ -42,10 +42,10 @@ class Change(NamedTuple):
     rev: int
     cas: int
     flags: int
-    #: When a mutation's document expires; of a deletion, when it was deleted; in seconds, 0 if
-    #: never or not told.
+    #: Of a mutation: when the document expires. Of a deletion: when it was deleted. Seconds since
+    #: 1970; 0 if never or unknown.
     expiry: int
-    #: What the value consists of, as `Datatype` bits.
+    #: The encoding of the value, as `Datatype` bits.
     datatype: int
     #: The collection's id; 0 is the default one.
     collection: int
@@ -54,22 +54,22 @@ class Change(NamedTuple):
 
     @property
     def time(self) -> datetime:
-        """When it was written: a CAS is the time in nanoseconds, but for its low 16 bits."""
+        """When the change was written, from the CAS: nanoseconds, except for its low 16 bits."""
         return _EPOCH + timedelta(microseconds=(self.cas & ~0xFFFF) // 1000)
 
     @property
     def body(self) -> bytes:
-        """The document itself, without its extended attributes and not compressed."""
+        """The document, decompressed and without its extended attributes."""
         return unwrap(self.value, Datatype(self.datatype))[1]
 
     @property
     def xattrs(self) -> dict[str, Any]:
-        """The extended attributes by name, as far as they were asked for."""
+        """The extended attributes by name; empty unless the settings ask for them."""
         xattrs, _ = unwrap(self.value, Datatype(self.datatype))
         return {name: json.loads(value) for name, value in xattrs.items()}
 
     def json(self) -> Any:
-        """The body as JSON."""
+        """The body, parsed as JSON."""
         return json.loads(self.body)
 
 
@@ -84,7 +84,7 @@ def changes_of(batch: pa.RecordBatch) -> Iterator[Change]:
 
 
 def _bytes_of(column: pa.Array[Any]) -> list[bytes]:
-    """The cells of a binary column, by cutting its one buffer."""
+    """The cells of a binary column, as slices of one copy of its data buffer."""
     if not len(column):
         return []
     _, offset_buffer, data_buffer = column.buffers()

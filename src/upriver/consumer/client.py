@@ -1,7 +1,7 @@
-"""The blocking client: changes of a bucket in a for loop.
+"""`Consumer`: the blocking client, which yields the changes of a bucket in a for loop.
 
-The engine runs on an event loop in a thread of its own, so that nodes are answered while the
-application thinks; what it reads waits in a queue that flow control keeps small.
+The engine runs on an event loop in a background thread, so that noops of the nodes are answered
+while the application processes changes. Deliveries wait in a queue; flow control limits its size.
 """
 
 from __future__ import annotations
@@ -11,75 +11,77 @@ import queue
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from ..session.events import Event, Rows
-from ..session.position import Position
+from ..errors import InternalError
+from ..session.consumer_events import Event, Rows
+from ..session.stream_position import Position
 from .changes import Change
-from .delivery import Closed, Delivery, Finished
-from .desk import Desk
-from .node import NodeConnection
-from .reading import Reading
-from .status import ReadingStatus, status_of
+from .streaming.inbox import Closed, Delivery, Failed, Finished, Inbox
+from .streaming.subscription import ReadingStatus, Subscription
+from .transport.async_connection import AsyncConnection
 
 __all__ = ["Consumer"]
 
 _T = TypeVar("_T")
 
-#: Threads are told of room only when it is worth it: this part of a node's buffer.
+#: Finished bytes are returned to the engine's thread in portions of this part of the buffer,
+#: because each call into another thread has a cost.
 _WORTH_TELLING: Final = 1 / 16
 
 
-class Consumer(Reading):
+class Consumer(Subscription):
     """Reads the changes of a bucket.
 
         with Consumer("couchbase://127.0.0.1/default", end="now") as consumer:
             for change in consumer:
                 print(change.key, change.value)
 
-    Options are those of `ConsumerSettings`. With a checkpoint store it goes on where `save` was
-    last called. ``on_rollback`` is called, in the application's thread, before anything of a new
-    branch is handed out: what was told after its ``to_seqno`` never happened. A document that was
-    changed before and after it has its older version again, which nobody sends a second time.
+    Options are those of `ConsumerSettings`. With a checkpoint store, reading resumes where `save`
+    was last called. ``on_rollback`` is called in the application's thread, before any change of the
+    new branch is handed out. Changes after its ``to_seqno`` are then no longer part of the bucket's
+    history. A document that was changed both before and after ``to_seqno`` has its older version
+    again, and the server does not send that version a second time.
     """
 
     def _prepare(self) -> None:
-        self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- lifecycle -----------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Finds the bucket and begins to read; a with block does it by itself."""
-        if self._loop is not None or self._closed:
-            raise RuntimeError("a consumer is started once: make another one")
+        """Connects to the bucket and starts streaming; a with block calls it automatically."""
+        self._start_once()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="upriver consumer", daemon=True
+            target=_run, args=(self._loop, self._deliveries), name="upriver consumer", daemon=True
         )
         self._thread.start()
         try:
-            self._call(self._begin(self._inbox.put))
+            self._call(self._begin(self._deliveries.put))
         except BaseException:
             self.close()
             raise
         return self
 
     def start_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
-        """Reads other ranges after the last ones were read to their end, where it is connected.
+        """Streams other seqno ranges over the open connections, after the last ones have ended.
 
-        `ConnectionFailed` if it is not any more, or what goes wrong while beginning; it can then
-        only be closed.
+        Raises `ConnectionFailed` if no connection is open, or any other error of starting. After
+        an error the consumer can only be closed.
         """
-        self._give_back(self._desk, 0)
+        self._give_back(self._inbox, 0)
         self._call(self._begin_again(start, end))
 
     def close(self) -> None:
-        """Hangs up, and ends a loop that waits in another thread; saves nothing."""
+        """Closes all connections and ends a loop that waits in another thread.
+
+        Does not save a checkpoint.
+        """
         if self._closed:
             return
         if self._loop is not None and self._thread is not None:
@@ -89,7 +91,7 @@ class Consumer(Reading):
             self._thread.join()
             self._loop.close()
         self._closed = True
-        self._inbox.put(Delivery(Closed()))
+        self._deliveries.put(Delivery(Closed()))
 
     async def _end(self) -> None:
         if self._running is not None:
@@ -102,12 +104,7 @@ class Consumer(Reading):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -119,74 +116,88 @@ class Consumer(Reading):
     # ---- reading -------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Change]:
-        """Changes one by one, until the end that was asked for.
+        """Yields changes one by one, until the requested end.
 
-        A loop that was left goes on where it was.
+        If a loop is left early, the next loop continues with the next change.
         """
-        desk = self._desk
-        yield from desk.changes()
+        inbox = self._inbox
+        yield from inbox.changes()
         while (event := self._next(None, whole=False)) is not None:
             if isinstance(event, Rows):
-                yield from desk.changes()
+                yield from inbox.changes()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Changes by the thousand, as columns (`upriver.wire.columns.SCHEMA`)."""
+        """Yields changes as Arrow batches with the schema `upriver.consumer.SCHEMA`."""
         for event in self.events():
             if isinstance(event, Rows):
                 yield event.batch
 
     def events(self) -> Iterator[Event]:
-        """Everything that happens: rows, rollbacks, streams that open and end, collections."""
+        """Yields all events: rows, rollbacks, opened and ended streams, collection changes."""
         while (event := self.poll()) is not None:
             yield event
 
     def poll(self, timeout: float | None = None) -> Event | None:
-        """The next event; None at the end of the reading, or after ``timeout`` seconds."""
-        rest = None if self._closed else self._desk.rest()
+        """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
+        rest = None if self._closed else self._inbox.rest()
         return rest or self._next(timeout, whole=True)
 
     def _next(self, timeout: float | None, *, whole: bool) -> Event | None:
-        desk = self._desk
+        inbox = self._inbox
         while not (self._finished or self._closed):
-            desk.check()
-            desk.done()
-            self._give_back(desk, int(self._settings.buffer * _WORTH_TELLING))
+            inbox.check()
+            inbox.done()
+            self._give_back(inbox, int(self._settings.buffer * _WORTH_TELLING))
             try:
-                delivery = self._inbox.get_nowait()
+                delivery = self._deliveries.get_nowait()
             except queue.Empty:
-                self._give_back(desk, 0)
+                self._give_back(inbox, 0)
                 try:
-                    delivery = self._inbox.get(timeout=timeout)
+                    delivery = self._deliveries.get(timeout=timeout)
                 except queue.Empty:
                     return None
-            event = desk.take(delivery, whole=whole)
+            event = inbox.take(delivery, whole=whole)
             if isinstance(event, Finished):
                 self._finished = True
             elif event is not None and not isinstance(event, Closed):
                 return event
         return None
 
-    def _give_back(self, desk: Desk, at_least: int) -> None:
-        owed = desk.owed(at_least=at_least)
+    def _give_back(self, inbox: Inbox, at_least: int) -> None:
+        owed = inbox.owed(at_least=at_least)
         if owed and self._loop is not None:
-            with suppress(RuntimeError):  # it was closed meanwhile
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(_give_all_back, owed)
 
-    # ---- where it is ---------------------------------------------------------------------
+    # ---- position and status -------------------------------------------------------------
+
+    def save(self) -> None:
+        """Saves the application's position to the checkpoint store."""
+        self._save(self.position())
 
     def status(self) -> ReadingStatus:
-        """What is connected, what flows, and how far the reading is."""
+        """Connected nodes, open streams, and seqnos received and handed out."""
         self._in_use()
-        return self._call(self._status())
+        return self._call(self._status_there())
 
-    async def _status(self) -> ReadingStatus:
-        return status_of(self._engine, self._desk)
+    async def _status_there(self) -> ReadingStatus:
+        return self._status()
 
     def high_seqnos(self) -> dict[int, int]:
-        """The newest seqno that the nodes have of each vbucket."""
+        """The high seqno of each vbucket, asked of the nodes."""
         return self._call(self._engine.high_seqnos())
 
 
-def _give_all_back(owed: list[tuple[NodeConnection, int]]) -> None:
+def _run(loop: asyncio.AbstractEventLoop, deliveries: queue.SimpleQueue[Delivery]) -> None:
+    """Runs the engine's event loop. If the loop fails, the application gets an InternalError."""
+    try:
+        loop.run_forever()
+    except BaseException as fault:
+        error = InternalError(f"the consumer's event loop ended: {fault!r}")
+        deliveries.put(Delivery(Failed(error)))
+        raise
+
+
+def _give_all_back(owed: list[tuple[AsyncConnection, int]]) -> None:
     for connection, size in owed:
         connection.give_back(size)

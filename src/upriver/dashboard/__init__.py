@@ -1,1 +1,1 @@
-"""One page to watch a producer and pipelines, and their figures for Prometheus."""
+"""The dashboard: a web page and Prometheus metrics of a server and of table pipelines."""

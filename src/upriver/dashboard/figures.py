@@ -1,8 +1,8 @@
-"""What is shown, as the JSON documents that the page, the metrics and other dashboards read.
+"""The JSON documents of the dashboard as TypedDicts, for the page, metrics and remote dashboards.
 
-Documents are dictionaries of plain values. Seqnos are numbers; names of branches are hexadecimal
-text, because JavaScript's numbers cannot hold all of them. What each vbucket has comes as columns
-with one entry for each: a thousand small objects would be five times as long.
+Documents are dictionaries of plain values. Seqnos are numbers; vbuuids are hexadecimal text,
+because JavaScript's numbers cannot hold all of them. Vbuckets are stored as columns with one entry
+each: a thousand small objects would be five times as long.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ __all__ = [
     "checked",
 ]
 
-#: The version of the documents; another one is not understood.
+#: The version of the document format; documents of another version are refused.
 FORMAT: Final = 1
 
-#: How the column of states writes each.
+#: The letters of the column ``state``.
 STATE_LETTERS: Final = {"active": "a", "replica": "r", "pending": "p", "dead": "d"}
 
 
 class VBucketColumns(TypedDict):
     """The vbuckets of a bucket, in order."""
 
-    #: A letter for each, see `STATE_LETTERS`.
+    #: A letter per vbucket, see `STATE_LETTERS`.
     state: str
     high: list[int]
     persisted: list[int]
     items: list[int]
-    #: Changes that the slowest reader has still to be sent; -1 where nobody reads.
+    #: Changes that the slowest reader has not been sent yet; -1 without readers.
     lag: list[int]
-    #: The name of the newest branch.
+    #: The vbuuid of the newest branch.
     branch: list[str]
 
 
@@ -76,7 +76,7 @@ class StreamFigures(TypedDict):
     stream_id: int | None
     state: str
     position: int
-    #: The seqno after which it ends; null if it never does.
+    #: The end seqno; null for a stream without an end.
     end: int | None
     lag: int
     messages: int
@@ -91,25 +91,25 @@ class ConnectionFigures(TypedDict):
     bucket: str | None
     dialect: str
     name: str
-    #: ``reader`` follows changes, ``replica`` brings changes here, ``client`` does neither.
+    #: ``reader`` streams changes, ``replica`` sends changes to this node, ``client`` does neither.
     kind: str
     tls: bool
     noop: bool
-    #: Bytes of the flow-control window, 0 without one, and how many of them are under way.
+    #: Bytes of the flow-control window (0 without one), and unacknowledged bytes.
     window: int
     outstanding: int
-    #: How many streams there are, and how many of them in each state.
+    #: The number of streams, in total and by state.
     streams: int
     states: dict[str, int]
     #: Vbuckets that this node receives on it.
     receives: int
     lag: int
-    #: The streams with the most still to send.
+    #: The streams with the largest backlog.
     slowest: list[StreamFigures]
 
 
 class RollbackFigures(TypedDict):
-    """A reader that was told to go back."""
+    """A reader that was told to roll back."""
 
     id: int
     time: float
@@ -130,7 +130,7 @@ class ServerFigures(TypedDict):
     rollbacks: int
     rolled_back: list[RollbackFigures]
     buckets: list[BucketFigures]
-    #: How many there are, and those with the most to tell.
+    #: The number of connections, and the most active ones.
     connection_count: int
     connections: list[ConnectionFigures]
 
@@ -147,7 +147,7 @@ class BatchFigures(TypedDict):
 
 
 class PipelineFigures(TypedDict):
-    """A pipeline. Counts are of the batches that its table tells of."""
+    """A pipeline. Counts are of the batches that its progress file has."""
 
     name: str
     batches: int
@@ -169,30 +169,30 @@ class EventFigures(TypedDict):
 
 
 class HistoryFigures(TypedDict):
-    """The last minutes, as columns with one entry for each look."""
+    """The last minutes, as columns with one entry per sample."""
 
     time: list[float]
-    #: A second.
+    #: Per second.
     writes: list[float]
     reads: list[float]
     messages: list[float]
     bytes: list[float]
-    #: Changes that all readers together have still to be sent.
+    #: The backlog of all readers together, in changes.
     lag: list[int]
 
 
 class Document(TypedDict):
-    """Everything at one moment: ``/stats.json``."""
+    """A complete sample: ``/stats.json``."""
 
     format: int
     time: float
-    #: Seconds between two looks, and seconds that the last one took.
+    #: Seconds between two samples, and the CPU seconds of the last one.
     interval: float
     cost: float
-    #: Why there are no newer figures of the server; null if all is well.
+    #: Why the server's figures are not up to date; null if they are.
     problem: str | None
     server: ServerFigures | None
-    #: By bucket, since the dashboard began: changes that were committed, and new branches.
+    #: By bucket, since the dashboard's start: committed changes, and new branches.
     changes: dict[str, int]
     branches: dict[str, int]
     pipelines: list[PipelineFigures]
@@ -240,9 +240,9 @@ _D = TypeVar("_D")
 
 
 def checked(kind: type[_D], value: object) -> _D:
-    """A document from elsewhere, if it is one of that kind; ValueError says what is wrong.
+    """Validates a document from another dashboard; ValueError says what is wrong.
 
-    What else is in it is left out.
+    Unknown members are left out.
     """
     result: _D = _checked(kind, value, kind.__name__)
     return result
@@ -251,7 +251,7 @@ def checked(kind: type[_D], value: object) -> _D:
 def _checked(kind: Any, value: Any, where: str) -> Any:
     if is_typeddict(kind):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is no object")
+            raise ValueError(f"{where} is not an object")
         hints = get_type_hints(kind)
         missing = sorted(hints.keys() - value.keys())
         if missing:
@@ -268,11 +268,11 @@ def _checked(kind: Any, value: Any, where: str) -> Any:
         return {str(name): _checked(arguments[1], one, where) for name, one in value.items()}
     if origin is None and _is(kind, value):
         return value
-    raise ValueError(f"{where} is of the wrong kind")
+    raise ValueError(f"{where} has the wrong type")
 
 
 def _is(kind: type, value: object) -> bool:
-    """Whether a plain value is of a kind; true is no number, a whole number is a number."""
+    """Whether a plain value has a type; a bool is not a number, an int is a valid float."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

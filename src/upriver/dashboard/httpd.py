@@ -1,18 +1,19 @@
-"""Serves the page, the figures and the metrics to a few viewers, from a thread.
+"""The dashboard's HTTP server: page, figures and metrics, read only.
 
     GET /               the page, and the few files that it needs
-    GET /stats.json     everything at the last look
+    GET /stats.json     the latest sample
     GET /vbucket.json?bucket=B&vbucket=N    one vbucket with its failover log, copies and readers
     GET /metrics        the figures for Prometheus
-    GET /health         200, or 503 and why there are no fresh figures
+    GET /health         200, or 503 with the reason why the figures are not up to date
 
-One request a connection. Everything is read only and for everybody who reaches the port, which is
-a loopback one unless its owner says otherwise. A web page of somebody else's cannot read it: no
-answer allows that, and on loopback a name that merely points here is refused.
+One request per connection. There is no authentication: everyone who reaches the port can read
+everything, so it listens on loopback by default. Pages of other origins cannot read it: no response
+allows cross-origin access, and on loopback requests with another Host are refused (DNS rebinding).
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import ipaddress
 import json
@@ -20,12 +21,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from socketserver import TCPServer
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -38,15 +38,15 @@ __all__ = ["DashboardServer"]
 
 logger = logging.getLogger("upriver.dashboard")
 
-#: Requests at once: each page asks once a second, for some milliseconds.
+#: Concurrent requests: each page sends one per second, which takes some milliseconds.
 _MAX_REQUESTS: Final = 32
-#: Bytes of a request; browsers send less than 2 KiB.
+#: The most bytes of a request; browsers send less than 2 KiB.
 _MAX_REQUEST: Final = 16 * 1024
-#: Seconds for a request to arrive, and for its answer to be taken.
+#: Seconds for a request to arrive, and for its response to be received.
 _REQUEST_TIME: Final = 10.0
-#: Seconds after which it notices that it shall stop.
+#: Seconds within which the server notices a stop request.
 _STOP_TIME: Final = 0.1
-#: Looks that may fail to come before the dashboard is unwell.
+#: The number of missing samples after which /health reports a problem.
 _MISSED_LOOKS: Final = 10
 
 _FILES: Final = {
@@ -78,9 +78,9 @@ Detail = Callable[[str, int], VBucketDetail | None]
 
 
 class DashboardServer:
-    """Use it in a with block; port 0 takes any free one.
+    """Runs in a with block. Listens on the first free one of ``ports``; 0 is any free port.
 
-    ``detail`` tells one vbucket, None if there is no such one.
+    ``detail`` returns one vbucket, None if it does not exist.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DashboardServer:
         detail: Detail | None = None,
         *,
         host: str = "127.0.0.1",
-        port: int,
+        port: int | Sequence[int],
     ) -> None:
         self.collector = collector
         self.detail = detail
@@ -99,18 +99,25 @@ class DashboardServer:
         self.files = {
             path: ((page / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()
         }
-        try:
-            self._http = _Http(self, (host, port))
-        except (OSError, OverflowError) as problem:
-            raise ConfigError(
-                f"the dashboard cannot listen on {host}:{port}: {problem}"
-            ) from problem
+        self._http = self._listening(host, (port,) if isinstance(port, int) else port)
         self._thread = threading.Thread(
             target=self._http.serve_forever,
             args=(_STOP_TIME,),
             name="upriver dashboard http",
             daemon=True,
         )
+
+    def _listening(self, host: str, ports: Sequence[int]) -> _Http:
+        for port in ports:
+            try:
+                return _Http(self, (host, port))
+            except (OSError, OverflowError) as problem:
+                taken = getattr(problem, "errno", None) == errno.EADDRINUSE
+                if taken and port != ports[-1]:
+                    continue
+                tried = f"{host}:{port}" if len(ports) == 1 else f"{host}:{ports[0]} to {port}"
+                raise ConfigError(f"the dashboard cannot listen on {tried}: {problem}") from problem
+        raise ConfigError("the dashboard was given no port")
 
     @property
     def url(self) -> str:
@@ -121,19 +128,14 @@ class DashboardServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
 
 
 class _Http(ThreadingHTTPServer):
-    """Threads for requests, up to a number of them."""
+    """A threading HTTP server with a limited number of threads."""
 
     daemon_threads = True
     block_on_close = False
@@ -147,12 +149,12 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """As in HTTPServer, which would ask a name server for this machine's name."""
+        """As in HTTPServer, but without its DNS lookup of this machine's name."""
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            # Without a word: an answer would cost what the limit is there to save.
+            # Closed without a response, which would cost the resources that the limit protects.
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -168,7 +170,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Bounded(io.RawIOBase):
-    """The bytes of a request, as long as they are few and come soon."""
+    """The bytes of a request, limited in size and time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -181,7 +183,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         left = self._deadline - time.monotonic()
         if self._left <= 0 or left <= 0:
-            raise TimeoutError("a request that is too long or too slow")
+            raise TimeoutError("the request is too long or too slow")
         self._connection.settimeout(left)
         count = self._connection.recv_into(buffer, min(len(buffer), self._left))
         self._left -= count
@@ -211,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(_REQUEST_TIME)
         dashboard = self.server.dashboard
         if dashboard.only_loopback and not _is_loopback(_host_of(self.headers.get("Host", ""))):
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this name is not the dashboard's")
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not the dashboard's")
             return
         target = urlsplit(self.path)
         if target.path in dashboard.files:
@@ -226,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif target.path == "/vbucket.json":
             self._vbucket(target.query)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here")
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _health(self) -> None:
         collector = self.server.dashboard.collector
@@ -234,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         age = time.time() - document["time"]
         problem = document["problem"]
         if age > _MISSED_LOOKS * collector.interval:
-            problem = f"the last look was {age:.0f} seconds ago"
+            problem = f"the last sample is {age:.0f} seconds old"
         if problem is not None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
         else:

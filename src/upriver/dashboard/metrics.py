@@ -1,7 +1,8 @@
-"""The figures for Prometheus: one table of names, and where each gets its samples.
+"""The Prometheus metrics of the dashboard: a table of names, labels and their sources.
 
-Names, labels and units are stable. Nothing has a label for each vbucket, connection or key, so the
-number of series does not grow with the data. ``docs/reference/metrics.md`` is made from the table.
+Names, labels and units are stable. No label has a value per vbucket, connection or key, so the
+number of series does not grow with the data. ``docs/reference/metrics.md`` is generated from the
+table.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, CollectorRegistry
-
+from .. import __version__
+from .._extras import extra
 from .figures import (
     STATE_LETTERS,
     BatchFigures,
@@ -25,6 +24,11 @@ from .figures import (
     ServerFigures,
 )
 
+with extra("cli"):
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector, CollectorRegistry
+
 __all__ = ["METRICS", "MetricRow", "exposition", "reference"]
 
 Sample = tuple[tuple[str, ...], float]
@@ -34,7 +38,7 @@ Sample = tuple[tuple[str, ...], float]
 class MetricRow:
     """One metric."""
 
-    #: As queries spell it: counters end with ``_total``.
+    #: The name in queries: counters end with ``_total``.
     name: str
     help: str
     labels: tuple[str, ...]
@@ -64,7 +68,7 @@ def _bucket(name: str, text: str, read: Callable[[BucketFigures], float]) -> Met
 def _readers(
     name: str, text: str, read: Callable[[Sequence[ConnectionFigures]], float]
 ) -> MetricRow:
-    """Of the connections of each bucket that follow its changes."""
+    """Sums over the connections of each bucket that stream its changes."""
 
     def samples(document: Document) -> Iterator[Sample]:
         server = document["server"]
@@ -112,8 +116,7 @@ def _by_name(name: str, text: str, read: Callable[[Document], dict[str, int]]) -
 
 
 def _info(document: Document) -> Iterator[Sample]:
-    if document["server"] is not None:
-        yield (document["server"]["version"],), 1
+    yield (__version__,), 1
 
 
 def _vbuckets(document: Document) -> Iterator[Sample]:
@@ -129,7 +132,7 @@ def _connections(document: Document) -> Iterator[Sample]:
     kinds = Counter(connection["kind"] for connection in document["server"]["connections"])
     for kind in ("reader", "replica"):
         yield (kind,), kinds[kind]
-    # those with nothing to tell are left out of long lists, so they are what remains
+    # long lists leave out some clients, which are the remainder of the count
     yield ("client",), document["server"]["connection_count"] - kinds["reader"] - kinds["replica"]
 
 
@@ -152,7 +155,9 @@ def _columns(name: str) -> Callable[[BucketFigures], float]:
 
 
 METRICS: Final[tuple[MetricRow, ...]] = (
-    MetricRow("upriver_info", "Always 1; the label names the version.", ("version",), _info),
+    MetricRow(
+        "upriver_info", "Always 1; the label names the version of Upriver.", ("version",), _info
+    ),
     _server(
         "upriver_start_time_seconds",
         "When the server started, in seconds since 1970.",
@@ -160,13 +165,13 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _server(
         "upriver_reads_total",
-        "Requests about a document that were answered without a write.",
+        "Document requests that were answered without a write.",
         lambda server: server["reads"],
     ),
     _by_name(
         "upriver_changes_total",
-        "Changes that were committed since the dashboard began: writes, deletions, expirations, "
-        "and what was replicated here.",
+        "Changes committed since the dashboard's start: writes, deletions, expirations and "
+        "replicated changes.",
         lambda document: document["changes"],
     ),
     _server(
@@ -186,25 +191,24 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _by_name(
         "upriver_branches_total",
-        "Branches of history that began since the dashboard did: failovers and rollbacks of "
-        "vbuckets.",
+        "New branches since the dashboard's start: failovers and rollbacks of vbuckets.",
         lambda document: document["branches"],
     ),
     MetricRow(
         "upriver_connections",
-        "Connections: readers of changes, replicas whose changes come here, other clients.",
+        "Connections by kind: readers of changes, replicas that send changes, other clients.",
         ("kind",),
         _connections,
     ),
     MetricRow("upriver_streams", "Open streams by state.", ("bucket", "state"), _streams),
     _readers(
         "upriver_stream_lag_changes",
-        "Seqnos that all readers together have still to be sent.",
+        "The backlog of all readers together, in seqnos.",
         lambda readers: sum(reader["lag"] for reader in readers),
     ),
     _readers(
         "upriver_slowest_reader_lag_changes",
-        "Seqnos that the slowest reader has still to be sent.",
+        "The backlog of the slowest reader, in seqnos.",
         lambda readers: max((reader["lag"] for reader in readers), default=0),
     ),
     _readers(
@@ -214,14 +218,14 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _readers(
         "upriver_window_outstanding_bytes",
-        "Bytes under way that readers have not acknowledged.",
+        "Bytes sent to readers and not acknowledged yet.",
         lambda readers: sum(reader["outstanding"] for reader in readers),
     ),
     _bucket("upriver_bucket_items", "Documents.", lambda bucket: bucket["items"]),
     _bucket("upriver_bucket_tombstones", "Deletions kept.", lambda bucket: bucket["tombstones"]),
     _bucket(
         "upriver_bucket_history_bytes",
-        "Bytes of older versions that are kept for rollbacks.",
+        "Bytes of older versions, kept for rollbacks.",
         lambda bucket: bucket["history_bytes"],
     ),
     _bucket("upriver_bucket_disk_bytes", "Bytes on disk.", lambda bucket: bucket["disk_bytes"]),
@@ -231,13 +235,13 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _bucket("upriver_bucket_seqnos", "The sum of all high seqnos.", _columns("high")),
     _bucket(
         "upriver_bucket_unpersisted_changes",
-        "Seqnos that are not on disk for certain.",
+        "Seqnos that are not known to be persisted.",
         _columns("unpersisted"),
     ),
     MetricRow("upriver_vbuckets", "Vbuckets by state.", ("bucket", "state"), _vbuckets),
     _pipeline(
         "upriver_pipeline_batches_total",
-        "Batches that the table tells of.",
+        "Batches in the pipeline's progress file.",
         lambda pipeline: pipeline["batches"],
     ),
     _pipeline(
@@ -245,12 +249,12 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _pipeline(
         "upriver_pipeline_rollbacks_total",
-        "Rollbacks that they followed.",
+        "Rollbacks in these batches.",
         lambda pipeline: pipeline["rollbacks"],
     ),
     _pipeline(
         "upriver_pipeline_dead_letters_total",
-        "Rows that could not be used and were put aside.",
+        "Rows that were written to the dead letters.",
         lambda pipeline: pipeline["dead_letters"],
     ),
     _last_batch(
@@ -265,29 +269,29 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _last_batch(
         "upriver_pipeline_lag_changes",
-        "Changes that the bucket was ahead of the newest batch.",
+        "Changes in the bucket that the newest batch had not read.",
         lambda batch: batch["lag"],
     ),
     _last_batch(
         "upriver_pipeline_delay_seconds",
-        "Seconds from the newest change of the newest batch until that was done.",
+        "Seconds from the newest change of the newest batch to the end of the batch.",
         lambda batch: batch["delay"],
     ),
     MetricRow(
         "upriver_dashboard_look_seconds",
-        "Seconds of processor time that the last look took the dashboard's own thread.",
+        "Seconds of processor time that the last sample took the dashboard's thread.",
         (),
         lambda document: [((), document["cost"])],
     ),
     MetricRow(
         "upriver_dashboard_look_time_seconds",
-        "When that was, in seconds since 1970.",
+        "When the last sample was taken, in seconds since 1970.",
         (),
         lambda document: [((), document["time"])],
     ),
     MetricRow(
         "upriver_dashboard_healthy",
-        "1 if the last look saw everything, else 0.",
+        "1 if the last sample was complete, else 0.",
         (),
         lambda document: [((), float(document["problem"] is None))],
     ),
@@ -295,7 +299,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
 
 
 class _Once(Collector):
-    """Gives the samples of one document."""
+    """A Prometheus collector over one document."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -310,7 +314,7 @@ class _Once(Collector):
 
 
 def exposition(document: Document, accept: str) -> tuple[bytes, str]:
-    """The metrics and their content type, in what the asker understands."""
+    """The metrics and their content type, in a format of the Accept header."""
     registry = CollectorRegistry()
     registry.register(_Once(document))
     encode, content_type = choose_encoder(accept)
@@ -319,13 +323,13 @@ def exposition(document: Document, accept: str) -> tuple[bytes, str]:
 
 _PREFACE: Final = (
     "`upriver serve --dashboard` and `upriver dashboard` answer `GET /metrics` in the format of "
-    "Prometheus. Names, labels and units are stable. Nothing has a label for each vbucket, "
+    "Prometheus. Names, labels and units are stable. No label has a value per vbucket, "
     "connection or key."
 )
 
 
 def reference() -> str:
-    """The page of the documentation."""
+    """The reference page of the documentation."""
     lines = [
         "# Metrics",
         "",

@@ -1,7 +1,7 @@
-"""Follows the file in which a pipeline writes a line of JSON for every batch.
+"""Tails a pipeline's progress file, which has a line of JSON for every batch.
 
-Only what was added is read. A file that was replaced by a shorter one is read anew, and batches
-that were counted before are not counted again. A line that is no batch is left out.
+Only appended lines are read. A file that was replaced by a shorter one is read from its start, and
+batches are not counted twice. Invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .figures import BatchFigures, PipelineFigures, checked
 
 __all__ = ["ProgressFile"]
 
-#: Bytes that one look reads; where there is more, the oldest are left out. Some thousand batches.
+#: The most bytes that one call reads (some thousand batches); older ones are skipped.
 _MOST: Final = 4 * 1024 * 1024
 #: Batches that are shown.
 _RECENT: Final = 60
 
 
 class ProgressFile:
-    """One pipeline's file, which need not be there yet."""
+    """One pipeline's file, which need not exist yet."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class ProgressFile:
         self._recent: deque[BatchFigures] = deque(maxlen=_RECENT)
         self._batches = self._rows = self._rollbacks = self._dead_letters = 0
 
-    def look(self) -> PipelineFigures:
+    def sample(self) -> PipelineFigures:
         for line in self._new_lines():
             try:
                 batch = checked(BatchFigures, json.loads(line))
@@ -72,6 +72,6 @@ class ProgressFile:
             self._at = max(self._at, status.st_size - _MOST)
             file.seek(self._at)
             raw = file.read(_MOST)
-        whole = raw.rfind(b"\n") + 1  # the rest is still being written
+        whole = raw.rfind(b"\n") + 1  # the last line is still being written
         self._at += whole
         return raw[:whole].splitlines()

@@ -1,4 +1,4 @@
-"""Looks at a server through the figures that its own dashboard gives over HTTP."""
+"""Fetches a server's figures from its own dashboard over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .figures import FORMAT, ServerFigures, VBucketDetail, checked
 
 __all__ = ["RemoteServer"]
 
-#: Bytes of an answer. A bucket with 1024 vbuckets takes some 50 KiB.
+#: The most bytes of a response. A bucket with 1024 vbuckets takes about 50 KiB.
 _MOST: Final = 16 * 1024 * 1024
 #: Seconds for each step of a request.
 _PATIENCE: Final = 5.0
@@ -22,7 +22,7 @@ _D = TypeVar("_D")
 
 
 class RemoteServer:
-    """A server with a dashboard. Any thread may look."""
+    """A server with a dashboard. May be used from any thread."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -30,20 +30,20 @@ class RemoteServer:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as problem:
-            raise ConfigError(f"{url!r} is no address of a dashboard: {problem}") from None
+            raise ConfigError(f"{url!r} is not the URL of a dashboard: {problem}") from None
         if parts.scheme not in ("http", "https") or not host:
-            raise ConfigError(f"{url!r} is no address of a dashboard: give http://HOST:PORT")
+            raise ConfigError(f"{url!r} is not the URL of a dashboard: give http://HOST:PORT")
         self._secure = parts.scheme == "https"
         self._host, self._port = host, port
         self._prefix = parts.path.rstrip("/").removesuffix("/stats.json")
 
-    def look(self) -> ServerFigures:
+    def sample(self) -> ServerFigures:
         """The server's figures; UpriverError says why there are none."""
         document = self._fetched("/stats.json")
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise UpriverError(f"{self.url} has no figures that this version understands")
+            raise UpriverError(f"{self.url} has figures of another version of Upriver")
         if document.get("server") is None:
-            raise UpriverError(f"{self.url} shows no server")
+            raise UpriverError(f"{self.url} is a dashboard without a server")
         return self._usable(ServerFigures, document["server"])
 
     def vbucket(self, bucket: str, vbucket: int) -> VBucketDetail | None:
@@ -74,4 +74,4 @@ class RemoteServer:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise UpriverError(f"{self.url} answers with something that is no JSON") from None
+            raise UpriverError(f"{self.url} does not answer with JSON") from None

@@ -1,1 +1,7 @@
-"""The server: sockets, streams, the key-value front end, authentication, statistics."""
+"""The Upriver server: connections, DCP streams, key-value commands, authentication, statistics."""
+
+import logging
+
+from ..escaping import escape_record
+
+logging.getLogger("upriver.producer").addFilter(escape_record)

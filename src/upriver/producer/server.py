@@ -1,133 +1,180 @@
-"""The server: listens, admits connections, and tells them when a vbucket moved."""
+"""TCP server: listens, admits connections, and wakes them when a vbucket has new changes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
+from ..errors import ConfigError, Status, StoreRefusal
 from ..store import Bucket
-from .client import Client
-from .connection import Connection
-from .http import ConfigServer
-from .keyvalue import KeyValue
-from .node import GivenMap, Node
-from .settings import ServerSettings
+from .bootstrap.http import HttpServer
+from .bootstrap.rest_api import RestApi
+from .bootstrap.users import Role
+from .connections.buffer_budget import BufferBudget
+from .connections.client_info import ClientInfo
+from .connections.connection import Connection
+from .connections.file_descriptors import room_for_connections
+from .connections.listener import Listener
+from .connections.thread_pools import ThreadPools
+from .connections.traffic_counters import Traffic
+from .connections.turn_scheduler import TurnScheduler
+from .durability_monitor import DurabilityMonitor
+from .keyvalue import BackgroundWork, KeyValue
+from .server_context import GivenMap, ServerContext
+from .server_settings import ServerSettings
 from .statistics import (
     ConnectionView,
     ServerView,
     bucket_view,
+    connection_statistics,
     dcp_statistics,
+    resident_bytes,
     takeover_statistics,
 )
-from .traffic import Traffic
 
 __all__ = ["Server"]
 
 logger = logging.getLogger("upriver.producer")
 
-#: How often connections are asked whether a noop is due: half the shortest interval there is.
-_TICK_SECONDS: Final = 0.05
-#: Seconds in which peers can take what was written to them when the server stops.
+#: Seconds in which peers can read what was sent to them when the server stops.
 _FAREWELL_SECONDS: Final = 0.5
-#: Threads for what would hold up the loop: scans, compactions, edits inside documents.
-_THREADS: Final = 4
+
+#: Seconds between two checks for range scans that are too old.
+_SCAN_SECONDS: Final = 5.0
 
 _T = TypeVar("_T")
 
 
 class Server:
-    """One listening port over one node. Everything but `in_thread` is for the loop's thread."""
+    """Serves one port of one node.
 
-    def __init__(self, node: Node, settings: ServerSettings) -> None:
+    All methods but `in_thread` and `drop_connections` must run on the event loop.
+    """
+
+    def __init__(self, node: ServerContext, settings: ServerSettings) -> None:
         self.node = node
         self.settings = settings
         self.traffic = Traffic()
         self.keyvalue = KeyValue(node)
+        self.durability = DurabilityMonitor(node, self.copied)
         self._connections: set[Connection] = set()
         #: Set while there is no connection.
         self._empty = asyncio.Event()
         self._empty.set()
-        #: By bucket, name, and whether this node is the consumer.
+        #: DCP connections by bucket, name, and whether this node is the consumer.
         self._by_name: dict[tuple[str, str, bool], Connection] = {}
-        #: Which connection a vbucket is received on.
+        #: The connection that receives a vbucket as a replica, by bucket and vbucket.
         self._receivers: dict[tuple[str, int], Connection] = {}
         self._followers: dict[tuple[str, int], set[Connection]] = {}
-        #: What the store's thread reported and the loop has not seen: bucket and vbuckets.
+        #: Commits that the store's thread reported and the event loop has not handled: bucket,
+        #: vbuckets.
         self._moved: deque[tuple[str, tuple[int, ...]]] = deque()
         self._waking = False
         self._subscriptions: dict[str, Callable[[], None]] = {}
-        self._listener: asyncio.Server | None = None
-        self._ticker: asyncio.Task[None] | None = None
-        self._http: ConfigServer | None = None
+        self._listener: Listener | None = None
+        self._http: HttpServer | None = None
+        #: The port of the HTTP server, once it is listening.
+        self.http_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="upriver worker")
+        self._scan_timer: asyncio.TimerHandle | None = None
+        self._workers = ThreadPools()
+        self._max_connections = settings.max_connections
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- starting and stopping -----------------------------------------------------------
 
     async def start(self) -> int:
-        """Begins to listen; returns the port."""
+        """Starts to listen; returns the port."""
         self._loop = asyncio.get_running_loop()
+        self.turns = self.make_scheduler(self._loop)
+        self.buffers = BufferBudget(self._loop, self.settings.buffer_memory)
+        self._max_connections = room_for_connections(self.settings.max_connections)
         tls = _tls(self.settings)
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self),
-            self.settings.host,
-            self.settings.port,
-            ssl=tls,
-            # it comes before anything a connection could be asked, so it has the same time
-            ssl_handshake_timeout=self.settings.authentication_time if tls else None,
-            backlog=1024,
-        )
-        port: int = self._listener.sockets[0].getsockname()[1]
-        http_port = await self._start_http()
-        self.node.listening(self.settings.host, port, http_port)
+        port = await self.listen(tls)
+        self.http_port = await self._start_http(tls)
+        self.node.listening(self.settings.host, port, self.http_port)
         self.node.server_statistics = self._statistics
         self.node.map_given = self._push_map
-        self._ticker = self._loop.create_task(self._tick())
+        self.node.epoch_raised = self._fence
+        for bucket in self.node.open_buckets():
+            self._subscribe(bucket)  # a vbucket may become active with prepares
+        self.durability.start(self._loop)
+        self._drop_old_scans()
         return port
 
-    async def _start_http(self) -> int | None:
-        """Begins to serve the map over HTTP, if that is wanted; returns the port."""
+    def _drop_old_scans(self) -> None:
+        """Closes abandoned range scans: an open scan keeps files from being deleted."""
+        assert self._loop is not None
+        self.keyvalue.drop_old_scans()
+        self._scan_timer = self._loop.call_later(_SCAN_SECONDS, self._drop_old_scans)
+
+    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> TurnScheduler:
+        """Returns the scheduler. A simulated server overrides this to use simulated time."""
+        return TurnScheduler(loop)
+
+    async def listen(self, tls: ssl.SSLContext | None) -> int:
+        """Starts to accept connections; returns the port."""
+        self._listener = Listener(
+            lambda: Connection(self),
+            tls=tls,
+            # The handshake precedes authentication, so it gets the same time limit.
+            handshake_seconds=self.settings.authentication_time,
+            established=lambda: len(self._connections),
+            limit=self._max_connections,
+            released=self.buffers.released,
+        )
+        return await self._listener.start(self.settings.host, self.settings.port)
+
+    async def _start_http(self, tls: ssl.SSLContext | None) -> int | None:
+        """Starts the HTTP server, unless the settings disable it; returns the port."""
         if self.settings.http_port is None:
             return None
-        self._http = ConfigServer(self.node.users, self.node.config_of)
-        _, port = await self._http.start(self.settings.host, self.settings.http_port)
+        self._http = HttpServer(
+            self.node.users,
+            RestApi(self.node, self.drop_connections),
+            takes_passwords=tls is not None or self.settings.takes_plain,
+        )
+        host, wanted = self.settings.host, self.settings.http_port
+        try:
+            _, port = await self._http.start(host, wanted, tls=tls)
+        except OSError as problem:
+            reason = os.strerror(problem.errno) if problem.errno else str(problem)
+            raise ConfigError(
+                f"cannot listen on {host}:{wanted} for HTTP: {reason}; give another --http-port"
+            ) from problem
         return port
 
     async def stop(self) -> None:
         """Stops listening and closes every connection."""
+        self.durability.stop()
+        if self._scan_timer is not None:
+            self._scan_timer.cancel()
         if self._http is not None:
             await self._http.close()
         if self._listener is not None:
-            self._listener.close()
-        if self._ticker is not None:
-            self._ticker.cancel()
+            await self._listener.close()
         for connection in list(self._connections):
             connection.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), _FAREWELL_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        await asyncio.sleep(0)  # the loop tells them of it in its next round
+        await asyncio.sleep(0)  # connections are notified in the next loop iteration
         for end in self._subscriptions.values():
             end()
         self._subscriptions.clear()
-        self._threads.shutdown(wait=True)
+        self._workers.close()
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            for connection in list(self._connections):
-                connection.tick()
-
-    def in_thread(self, call: Callable[[], _T]) -> Future[_T]:
-        """Runs something slow beside the loop."""
-        return self._threads.submit(call)
+    def in_thread(self, work: BackgroundWork, call: Callable[[], _T]) -> Future[_T]:
+        """Runs slow work in a thread. Refuses it if the queue of its class is full."""
+        return self._workers.submit(work, call)
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -136,7 +183,9 @@ class Server:
         return frozenset(self._connections)
 
     def admit(self, connection: Connection) -> bool:
-        if len(self._connections) >= self.settings.max_connections:
+        if len(self._connections) >= self._max_connections:
+            if self._listener is not None:
+                self._listener.refuse(connection.client.peer)
             return False
         self._connections.add(connection)
         self._empty.clear()
@@ -144,6 +193,7 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self.buffers.forget(connection)
         if not self._connections:
             self._empty.set()
         for key in [key for key, other in self._by_name.items() if other is connection]:
@@ -152,7 +202,7 @@ class Server:
             followers.discard(connection)
 
     def opened(self, connection: Connection, name: str) -> None:
-        """A connection took a name; the one that had it before is closed."""
+        """Registers the name of a DCP connection and closes the older connection of that name."""
         bucket = connection.bucket()
         if not name or bucket is None:
             return
@@ -170,26 +220,53 @@ class Server:
         return True
 
     def release(self, bucket: Bucket, vbucket: int) -> None:
-        """Nobody receives a vbucket any more."""
+        """Ends the claim of a connection that received a vbucket."""
         del self._receivers[bucket.name, vbucket]
 
     def _push_map(self, given: GivenMap) -> None:
-        """Tells a new map to those who asked to be told."""
+        """Sends a new map to the clients that negotiated notifications, and to HTTP map streams."""
+        if self._http is not None:
+            self._http.notify()
         for connection in list(self._connections):
             connection.push_map(given)
 
-    def copied(self, bucket: Bucket, vbucket: int) -> dict[str, int]:
-        """Up to which seqno other nodes have a vbucket on their disks, by their names."""
-        told: dict[str, int] = {}
-        for connection in self._followers.get((bucket.name, vbucket), ()):
-            for name, seqno in connection.streams.copied(vbucket).items():
-                told[name] = max(seqno, told.get(name, 0))
-        return told
+    def _fence(self, epoch: int) -> None:
+        """Closes the connections of managers with an older epoch."""
+        for connection in list(self._connections):
+            if 0 < connection.client.epoch < epoch:
+                connection.close(f"epoch {epoch} has begun")
 
-    # ---- how it is doing -----------------------------------------------------------------
+    def copied(self, bucket: Bucket, vbucket: int) -> dict[str, int]:
+        """Returns the seqno up to which each other node has a vbucket on its disk, by node name.
+
+        Only connections of the cluster's manager count; without a cluster, those of administrators.
+        """
+        acknowledged: dict[str, int] = {}
+        for connection in self._followers.get((bucket.name, vbucket), ()):
+            if not self.node.may_acknowledge(connection.client, bucket):
+                continue
+            for name, seqno in connection.streams.copied(vbucket).items():
+                acknowledged[name] = max(seqno, acknowledged.get(name, 0))
+        return acknowledged
+
+    def drop_connections(self, bucket: Bucket) -> None:
+        """Closes the connections of a bucket that is about to be dropped. For other threads."""
+        assert self._loop is not None
+
+        async def drop() -> None:
+            for connection in list(self._connections):
+                if connection.client.bucket is bucket:
+                    connection.close(f"its bucket {bucket.name} is dropped")
+            end = self._subscriptions.pop(bucket.name, None)
+            if end is not None:
+                end()
+
+        asyncio.run_coroutine_threadsafe(drop(), self._loop).result()
+
+    # ---- statistics ----------------------------------------------------------------------
 
     def view(self) -> ServerView:
-        """Everything at this moment; for the loop's thread."""
+        """Returns a snapshot of the server's state. Must run on the event loop."""
         return ServerView(
             version=self.node.version,
             connections=self._views(),
@@ -199,23 +276,53 @@ class Server:
     def _views(self) -> tuple[ConnectionView, ...]:
         return tuple(connection.view() for connection in self._connections)
 
-    def _statistics(self, client: Client, group: str, argument: str) -> Mapping[str, str] | None:
-        """The groups of the statistics command that only the server can tell."""
+    def _statistics(
+        self, client: ClientInfo, group: str, argument: str
+    ) -> Iterable[tuple[str, str]] | None:
+        """Returns the statistics of a group that only the server has."""
         if group == "":
-            return {"curr_connections": str(len(self._connections))}
+            return [
+                ("uptime", str(int(time.time() - self.traffic.started))),
+                ("curr_connections", str(len(self._connections))),
+                ("mem_used", str(resident_bytes())),
+            ]
+        if group == "settings":
+            return [("maxconns", str(self.settings.max_connections))]
+        if group == "connections":
+            if argument not in ("", "self"):
+                raise StoreRefusal(Status.INVALID, "connections is followed by self or by nothing")
+            return connection_statistics(self._views_for(client, only_own=argument == "self"))
         if client.bucket is None:
             return None
-        views = [view for view in self._views() if view.bucket == client.bucket.name]
         if group == "dcp":
-            return dcp_statistics(views)
+            return dcp_statistics(self._views_of(client.bucket))
+        if group == "upr":
+            return dcp_statistics(self._views_of(client.bucket), "eq_uprq")
         if group == "dcp-vbtakeover":
-            return takeover_statistics(views, client.bucket, argument)
+            name = argument.partition(" ")[2]
+            return takeover_statistics(self._views_of(client.bucket, name), client.bucket, argument)
         return None
 
-    # ---- vbuckets that move --------------------------------------------------------------
+    def _views_for(self, client: ClientInfo, *, only_own: bool) -> Iterator[ConnectionView]:
+        """Yields the client's own connection and, for administrators, others of its bucket."""
+        bucket, users = client.bucket, self.node.users
+        if bucket is None or Role.ADMINISTER not in users.roles(client.user, bucket.name):
+            only_own = True
+        for connection in list(self._connections):
+            other = connection.client
+            if other is client or (other.bucket is bucket and not only_own):
+                yield connection.view()
+
+    def _views_of(self, bucket: Bucket, name: str | None = None) -> Iterator[ConnectionView]:
+        """Yields the connections of a bucket one at a time; with ``name``, only those of it."""
+        for connection in list(self._connections):
+            if connection.client.bucket is bucket and name in (None, connection.name):
+                yield connection.view()
+
+    # ---- commits of the store ------------------------------------------------------------
 
     def follow(self, connection: Connection, bucket: Bucket, vbucket: int) -> None:
-        """Wakes a connection's streams whenever a vbucket moves."""
+        """Wakes a connection's streams whenever a vbucket has new changes or another state."""
         self._followers.setdefault((bucket.name, vbucket), set()).add(connection)
         self._subscribe(bucket)
 
@@ -225,14 +332,14 @@ class Server:
             self._subscriptions[name] = bucket.subscribe(lambda high: self._committed(name, high))
 
     def _committed(self, bucket: str, high: Mapping[int, int]) -> None:
-        """Called by the store's thread; the loop is told once for all that gathers meanwhile."""
+        """Called by the store's thread. Wakes the event loop once for all commits until it runs."""
         self._moved.append((bucket, tuple(high)))
         if not self._waking and self._loop is not None and not self._loop.is_closed():
             self._waking = True
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._waking = False  # before looking: what comes from now on wakes anew
+        self._waking = False  # reset first: a commit from now on schedules another wake
         woken: set[Connection] = set()
         while self._moved:
             bucket, vbuckets = self._moved.popleft()
@@ -243,6 +350,7 @@ class Server:
                 receiver = self._receivers.get((bucket, vbucket))
                 if receiver is not None:
                     receiver.state_changed(vbucket)
+        self.durability.woken()
         for connection in woken:
             connection.pump()
 

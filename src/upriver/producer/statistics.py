@@ -1,19 +1,23 @@
-"""One look at a whole server, as frozen values: buckets, vbuckets, connections, streams.
+"""Snapshot of a server's state as frozen values: buckets, vbuckets, connections, streams.
 
-The statistics command, metrics and any page read this and nothing deeper. It is made on the
-loop's thread and may be read by any other.
+The STAT command, metrics and dashboards read only this. It is made on the event loop and may be
+read by any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import resource
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from ..store import Bucket, BucketStats, VBucketStats
-from .client import Client
-from .replica_desk import ReplicaDesk
-from .stream_desk import StreamDesk
-from .streams import ActiveStream
+from .connections.client_info import ClientInfo
+from .dcp.active_stream import ActiveStream
+from .dcp.replica_commands import ReplicaCommands
+from .dcp.stream_commands import StreamCommands
 
 __all__ = [
     "BucketView",
@@ -21,15 +25,21 @@ __all__ = [
     "ServerView",
     "StreamView",
     "bucket_view",
+    "connection_statistics",
     "connection_view",
     "dcp_statistics",
+    "resident_bytes",
     "takeover_statistics",
 ]
+
+#: Characters shown of a client's agent name, as on Couchbase Server.
+_MAX_AGENT: Final = 32
+_MAX_CONNECTION_ID: Final = 33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """One stream."""
+    """The state of one stream."""
 
     vbucket: int
     stream_id: int | None
@@ -44,23 +54,32 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionView:
-    """One connection, and the window of its change streams if it has any."""
+    """The state of one connection, and the flow-control window of its DCP streams if it has any."""
 
     peer: str
     agent: str
+    connection_id: str
     user: str | None
     bucket: str | None
     dialect: str
     name: str
     tls: bool
-    #: Bytes of the flow-control window, 0 without one, and how many of them are under way.
+    #: Bytes of the flow-control window, 0 without one, and how many of them are unacknowledged.
     window: int
     outstanding: int
+    #: Bytes of streams that were sent, and that were acknowledged, since the connection was opened.
+    bytes_sent: int = 0
+    bytes_acknowledged: int = 0
+    #: Time of the server's clock at which the connection was opened, in seconds.
+    opened_at: float = 0.0
     noop: bool
     streams: tuple[StreamView, ...]
-    #: The vbuckets that this node receives on it as the consumer.
+    #: Streams that ended while the connection was open.
+    ended: tuple[StreamView, ...] = ()
+    #: The vbuckets that this node receives on the connection as the consumer.
     receives: tuple[int, ...] = ()
     consumer: bool = False
+    notifier: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +93,7 @@ class BucketView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """Everything at one moment."""
+    """The state of the server at one moment."""
 
     version: str
     connections: tuple[ConnectionView, ...]
@@ -82,12 +101,13 @@ class ServerView:
 
 
 def connection_view(
-    client: Client, desk: StreamDesk, replica: ReplicaDesk | None, dialect: str
+    client: ClientInfo, desk: StreamCommands, replica: ReplicaCommands | None, dialect: str
 ) -> ConnectionView:
     options = client.options
     return ConnectionView(
         peer=client.peer,
         agent=client.agent,
+        connection_id=client.connection_id,
         user=client.user,
         bucket=client.bucket.name if client.bucket else None,
         dialect=dialect,
@@ -96,9 +116,14 @@ def connection_view(
         window=options.window.size if options else 0,
         outstanding=options.window.outstanding if options else 0,
         noop=options.keepalive.enabled if options else False,
+        bytes_sent=desk.bytes_sent,
+        bytes_acknowledged=desk.acknowledged_bytes,
+        opened_at=desk.opened_at,
         streams=tuple(map(_stream_view, desk.streams.values())),
+        ended=tuple(map(_stream_view, desk.ended.values())),
         receives=() if replica is None else replica.vbuckets,
         consumer=replica is not None,
+        notifier=options.notifies if options else False,
     )
 
 
@@ -125,50 +150,94 @@ def bucket_view(bucket: Bucket) -> BucketView:
     )
 
 
-def dcp_statistics(connections: Iterable[ConnectionView]) -> Mapping[str, str]:
-    """The statistics group ``dcp``: connections by name, with a line for each fact."""
-    told: dict[str, str] = {}
-    named = [view for view in connections if view.name]
-    told["ep_dcp_producer_count"] = str(sum(not view.consumer for view in named))
-    told["ep_dcp_count"] = str(len(named))
-    for view in named:
-        prefix = f"eq_dcpq:{view.name}"
-        told[f"{prefix}:type"] = "consumer" if view.consumer else "producer"
-        told[f"{prefix}:connected"] = "true"
-        told[f"{prefix}:max_buffer_bytes"] = str(view.window)
-        told[f"{prefix}:unacked_bytes"] = str(view.outstanding)
-        told[f"{prefix}:flow_control"] = "enabled" if view.window else "disabled"
-        told[f"{prefix}:noop_enabled"] = str(view.noop).lower()
-        told[f"{prefix}:num_streams"] = str(len(view.streams) + len(view.receives))
-        for stream in view.streams:
-            at = f"{prefix}:stream_{stream.vbucket}"
+def _kind(view: ConnectionView) -> str:
+    if view.consumer:
+        return "consumer"
+    return "notifier" if view.notifier else "producer"
+
+
+def dcp_statistics(
+    connections: Iterable[ConnectionView], prefix: str = "eq_dcpq"
+) -> Iterator[tuple[str, str]]:
+    """Yields the statistics group ``dcp``: connections by name, one line for each value.
+
+    With the prefix ``eq_uprq`` it is the group ``upr``, the name of DCP before it was renamed.
+    Views are read one by one as lines are consumed, because there may be many thousands.
+    """
+    producers = named = 0
+    for view in connections:
+        if not view.name:
+            continue
+        named += 1
+        producers += not view.consumer
+        name = f"{prefix}:{view.name}"
+        yield f"{name}:type", _kind(view)
+        yield f"{name}:created", str(int(view.opened_at))
+        yield f"{name}:connected", "true"
+        yield f"{name}:max_buffer_bytes", str(view.window)
+        yield f"{name}:unacked_bytes", str(view.outstanding)
+        yield f"{name}:total_bytes_sent", str(view.bytes_sent)
+        yield f"{name}:total_acked_bytes", str(view.bytes_acknowledged)
+        yield f"{name}:flow_control", "enabled" if view.window else "disabled"
+        yield f"{name}:noop_enabled", str(view.noop).lower()
+        yield f"{name}:num_streams", str(len(view.streams) + len(view.receives))
+        for stream in (*view.streams, *view.ended):
+            at = f"{name}:stream_{stream.vbucket}"
             if stream.stream_id is not None:
                 at += f"_sid:{stream.stream_id}"
-            told[f"{at}_state"] = stream.state.replace("_", "-")
-            told[f"{at}_opaque"] = str(stream.opaque)
-            told[f"{at}_last_sent_seqno"] = str(stream.position)
-            told[f"{at}_end_seqno"] = str(stream.end)
-            told[f"{at}_items_sent"] = str(stream.messages_sent)
-    return told
+            yield f"{at}_state", stream.state.replace("_", "-")
+            yield f"{at}_opaque", str(stream.opaque)
+            yield f"{at}_last_sent_seqno", str(stream.position)
+            yield f"{at}_end_seqno", str(stream.end)
+            yield f"{at}_items_sent", str(stream.messages_sent)
+    yield "ep_dcp_producer_count", str(producers)
+    yield "ep_dcp_count", str(named)
+    yield "ep_dcp_consumer_count", str(named - producers)
+    yield "ep_dcp_dead_conn_count", "0"  # a closed connection is removed at once
+
+
+def connection_statistics(connections: Iterable[ConnectionView]) -> Iterator[tuple[str, str]]:
+    """Yields the statistics group ``connections``: a JSON object for each, numbered from 0."""
+    for number, view in enumerate(connections):
+        about = {
+            "agent_name": view.agent[:_MAX_AGENT],
+            "connection_id": view.connection_id[:_MAX_CONNECTION_ID],
+            "peername": view.peer,
+            "user": view.user,
+            "bucket": view.bucket,
+            "protocol": view.dialect,
+            "tls": view.tls,
+            "dcp": bool(view.name),
+        }
+        yield str(number), json.dumps(about)
+
+
+def resident_bytes() -> int:
+    """Returns the memory of the process; its peak, if the system reports nothing else."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
 
 
 def takeover_statistics(
     connections: Iterable[ConnectionView], bucket: Bucket, argument: str
-) -> Mapping[str, str] | None:
-    """How far one connection is with taking over a vbucket; None if it has no stream of it."""
+) -> list[tuple[str, str]] | None:
+    """Returns the progress of a vbucket's takeover on a connection; None without such a stream."""
     number, _, name = argument.partition(" ")
     for view in connections:
         for stream in view.streams:
             if view.name == name and str(stream.vbucket) == number:
                 stats = bucket.vbucket_stats(stream.vbucket)
                 left = max(0, stats.high_seqno - stream.position)
-                return {
-                    "name": name,
-                    "status": stream.state.replace("_", "-"),
-                    "estimate": str(left),
-                    "chk_items": str(left),
-                    "vb_items": str(stats.items),
-                    "on_disk_deletes": str(stats.tombstones),
-                    "backfillRemaining": str(left if stream.state == "backfilling" else 0),
-                }
+                return [
+                    ("name", name),
+                    ("status", stream.state.replace("_", "-")),
+                    ("estimate", str(left)),
+                    ("chk_items", str(left)),
+                    ("vb_items", str(stats.items)),
+                    ("on_disk_deletes", str(stats.tombstones)),
+                    ("backfillRemaining", str(left if stream.state == "backfilling" else 0)),
+                ]
     return None

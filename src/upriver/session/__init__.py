@@ -1,1 +1,1 @@
-"""The rules of the conversation, without I/O: windows, timers, options, decisions."""
+"""Sans-I/O protocol logic of consumer and producer: handshake, streams, flow control, keepalive."""

@@ -1,6 +1,6 @@
-"""Finding out that a peer is gone: a producer's noops, and both sides' patience.
+"""Keepalive: the producer's noops, and the timeouts of both sides.
 
-Time comes as an argument; nothing here knows a clock.
+Time is an argument; this module reads no clock.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from typing import Final
 
 __all__ = ["DEFAULT_INTERVAL", "FIRST_OPAQUE", "IDLE_TIMEOUT", "ProducerKeepalive", "Silence"]
 
-#: Seconds between noops unless the consumer asks for others.
+#: Seconds between noops unless the consumer sets another interval.
 DEFAULT_INTERVAL: Final = 20.0
 
-#: A producer drops a peer that has sent nothing for this long, however short its interval.
+#: The shortest silence of a peer after which a producer closes the connection, however short the
+#: noop interval is.
 IDLE_TIMEOUT: Final = 360.0
 
-#: Noops count their opaques up from here, so that they are never taken for a stream's.
+#: The first opaque of noops. They count up from here, so that no stream has the same opaque.
 FIRST_OPAQUE: Final = 10_000_001
 _OPAQUES: Final = 2**32
 
 
 class ProducerKeepalive:
-    """A producer's side: asks in intervals, and gives up a peer that says nothing at all.
+    """The producer's keepalive: sends noops, and closes a connection that stays silent.
 
     quiet ──interval passed──> asked ──answer with its opaque──> quiet
                                  └──nothing for max(2 intervals, idle timeout)──> gone
@@ -30,7 +31,7 @@ class ProducerKeepalive:
     __slots__ = ("_asked_at", "_heard_at", "_next", "_open", "enabled", "idle_timeout", "interval")
 
     def __init__(self, *, now: float, idle_timeout: float = IDLE_TIMEOUT) -> None:
-        #: Off until the consumer asks for it.
+        #: Disabled until the consumer enables it with a control.
         self.enabled = False
         self.interval = DEFAULT_INTERVAL
         self.idle_timeout = idle_timeout
@@ -40,11 +41,11 @@ class ProducerKeepalive:
         self._open: int | None = None
 
     def heard(self, now: float) -> None:
-        """Anything came from the peer."""
+        """Notes that bytes arrived from the peer."""
         self._heard_at = now
 
     def due(self, now: float) -> int | None:
-        """The opaque of a noop to send now, if it is time for one and none is unanswered."""
+        """Returns the opaque of a noop to send now; None if none is due or one is unanswered."""
         if not self.enabled or self._open is not None or now - self._asked_at < self.interval:
             return None
         self._asked_at = now
@@ -53,23 +54,33 @@ class ProducerKeepalive:
         return self._open
 
     def answered(self, opaque: int) -> bool:
-        """Takes an answer; false if nobody asked that, which ends the connection."""
+        """Takes a noop response. False means that its opaque is unknown: close the connection."""
         if opaque != self._open:
             return False
         self._open = None
         return True
 
     def is_gone(self, now: float) -> bool:
-        """Whether to give the peer up."""
-        patience = max(2 * self.interval, self.idle_timeout)
-        return self.enabled and now - self._heard_at >= patience
+        """Whether the peer has timed out."""
+        return self.enabled and now - self._heard_at >= self._patience
+
+    def next_look(self) -> float:
+        """Returns the time at which `due` or `is_gone` must be checked next."""
+        if not self.enabled:
+            return float("inf")
+        gone = self._heard_at + self._patience
+        return gone if self._open is not None else min(gone, self._asked_at + self.interval)
+
+    @property
+    def _patience(self) -> float:
+        return max(2 * self.interval, self.idle_timeout)
 
 
 class Silence:
-    """A consumer's side: a producer that sends nothing for two intervals is gone.
+    """The consumer's timeout: a producer that sends nothing for two intervals is gone.
 
-    Real servers ask for signs of life only where there is a stream, so a consumer without one has
-    to ask itself.
+    Couchbase servers send noops only if there is a stream, and the old drafts never do. So after
+    one silent interval the consumer may have to send a request itself, once per silence.
     """
 
     __slots__ = ("_asked", "_heard_at", "interval")
@@ -83,8 +94,13 @@ class Silence:
         self._heard_at = now
         self._asked = False
 
+    @property
+    def due_at(self) -> float:
+        """The time of the next check, if nothing arrives until then."""
+        return self._heard_at + (2 * self.interval if self._asked else self.interval)
+
     def ask_now(self, now: float) -> bool:
-        """Whether a question is due, which then counts as asked: one in each silence."""
+        """Whether a request is due. If so it counts as sent: there is one per silence."""
         if self._asked or now - self._heard_at < self.interval:
             return False
         self._asked = True

@@ -1,6 +1,6 @@
-"""The one form in which names and passwords are compared, on either side of a connection.
+"""SASLprep (RFC 4013): normalizes user names and passwords before they are compared.
 
-It knows text only: nothing of users, mechanisms or messages.
+It handles text only, and knows neither users nor mechanisms nor messages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ __all__ = ["prepare"]
 
 
 def prepare(text: str) -> str:
-    """Brings a name or a password into the one form in which it is compared (SASLprep, RFC 4013).
+    """Normalizes a user name or a password with SASLprep.
 
-    Raises ValueError for characters that nobody can see or type on purpose. Left out are the
-    rules for right-to-left text and for characters that Unicode 3.2 had not assigned: they only
-    refuse, and would refuse what people have by now.
+    Raises ValueError for prohibited characters, such as control characters. Two rules of the RFC
+    are left out: those for right-to-left text, and for characters that Unicode 3.2 had not
+    assigned. Both only reject text, and would reject names that are in use today.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -35,10 +35,10 @@ def prepare(text: str) -> str:
 _PROHIBITED: Final = (
     stringprep.in_table_c21_c22,  # control characters
     stringprep.in_table_c3,  # private use
-    stringprep.in_table_c4,  # no characters at all
+    stringprep.in_table_c4,  # noncharacters
     stringprep.in_table_c5,  # surrogates
     stringprep.in_table_c6,  # inappropriate for plain text
     stringprep.in_table_c7,  # ideographic descriptions
-    stringprep.in_table_c8,  # changing how others display
+    stringprep.in_table_c8,  # change display properties
     stringprep.in_table_c9,  # tags
 )

@@ -1,32 +1,32 @@
-"""Whether a stream request is served: the checks of a producer, in the order that clients rely on.
+"""Decides on a stream request: the producer's checks, in the order that clients rely on.
 
-    flags, value ──> vbucket there ──> its state ──> from latest ──> noop for new features
+    flags, value ──> vbucket exists ──> its state ──> from latest ──> noop for new features
        ──> start <= end ──> snapshot around start ──> filter ──> no such stream yet
        ──> rollback ──> to latest, disk only ──> start <= end, start <= high ──> resources
 
-The first check that fails answers. Everything that must be known comes as an argument.
+The first check that fails determines the answer. All facts are passed as arguments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import Status
-from ..model import (
-    NO_END,
-    FailoverLog,
-    Snapshot,
-    StreamOffset,
-    VBucketState,
-    rollback_point,
-)
+from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, VBucketState, rollback_point
 from ..wire.messages import StreamRequest
 from ..wire.names import OpenFlag, StreamFlag
-from .filters import FilterKind, FilterRefused, KnownCollections, StreamFilter, parse_filter
-from .options import ProducerOptions
+from .collection_filter import (
+    FilterKind,
+    FilterRefused,
+    KnownCollections,
+    StreamFilter,
+    parse_filter,
+)
+from .producer_options import ProducerOptions
 
-__all__ = ["Acceptance", "Decision", "Policy", "Refusal", "Rollback", "VBucketFacts", "decide"]
+__all__ = ["Acceptance", "Decision", "Policy", "Refusal", "RollbackTo", "VBucketFacts", "decide"]
 
 _KNOWN_FLAGS: Final = (
     StreamFlag.TAKEOVER
@@ -41,7 +41,7 @@ _KNOWN_FLAGS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketFacts:
-    """What a producer knows of a vbucket when it decides."""
+    """The facts about a vbucket that the decision needs."""
 
     state: VBucketState
     high_seqno: int
@@ -49,45 +49,45 @@ class VBucketFacts:
     persisted_seqno: int
     purge_seqno: int = 0
     collections: KnownCollections
-    #: The highest seqno of each collection that was ever written to.
+    #: The highest seqno of each collection that ever had a change.
     collection_seqnos: dict[int, int]
-    #: A replica's: the snapshot it is receiving, and whether that is its first from disk.
+    #: For a replica: the snapshot it is receiving, and whether it is its first disk snapshot.
     receiving: Snapshot | None = None
     first_disk_snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Choices of the producer's owner."""
+    """The producer's configuration of these checks."""
 
-    #: Whether an end of 0 means no end, as draft 004 reads literally; servers end at once.
+    #: Whether an end of 0 means no end, as draft 004 says. Couchbase servers end at once.
     end_zero_is_unbounded: bool = False
-    #: Whether xattrs and collections need noops, as on real servers.
+    #: Whether xattrs and collections require noops, as on Couchbase servers.
     noop_mandatory: bool = True
+    #: Whether a failover log request before Open closes the connection, as up to release 3.
+    log_needs_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The request is answered with a status."""
+    """The request is refused with a status."""
 
     status: Status
     context: str
-    #: For unknown collections and scopes.
+    #: The manifest's uid, for unknown collections and scopes.
     manifest_uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
-    """The reader must go back first."""
+class RollbackTo:
+    """The consumer must roll back to ``seqno`` first."""
 
     seqno: int
-    #: Whether that is because the producer does not know the reader's branch at all.
-    unknown_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """The stream may flow, in this range. With ``start`` at ``end`` it ends at once."""
+    """The stream is accepted for this range. If ``start`` equals ``end``, it ends at once."""
 
     start: int
     end: int
@@ -101,7 +101,7 @@ class Acceptance:
         return self.start >= self.end
 
 
-Decision = Acceptance | Rollback | Refusal
+Decision = Acceptance | RollbackTo | Refusal
 
 
 def decide(
@@ -109,13 +109,16 @@ def decide(
     vbucket: VBucketFacts | None,
     options: ProducerOptions,
     *,
-    streams: frozenset[tuple[int, int | None]] = frozenset(),
+    streams: Container[tuple[int, int | None]] = frozenset(),
     short_of_memory: bool = False,
     policy: Policy | None = None,
 ) -> Decision:
-    """Decides on a request. ``streams`` are those of the connection: vbucket and stream id."""
+    """Decides on a request.
+
+    ``streams`` are the existing streams of the connection, as vbucket and stream id.
+    """
     policy = policy or Policy()
-    unknown = int(request.flags) & ~int(_KNOWN_FLAGS)  # a flag's own ~ forgets unnamed bits
+    unknown = int(request.flags) & ~int(_KNOWN_FLAGS)  # ~ of a flag drops bits that have no name
     if unknown:
         return Refusal(Status.INVALID, f"unknown flags {unknown:#x}")
     if request.filter and not options.collections:
@@ -129,9 +132,11 @@ def decide(
     needs_noop = options.collections or options.has(OpenFlag.INCLUDE_XATTRS)
     if needs_noop and policy.noop_mandatory and not options.keepalive.enabled:
         return Refusal(Status.NOT_SUPPORTED, "xattrs and collections need enable_noop")
-    if offset.seqno > end:
+    if options.notifies:  # real servers check no range here: the stream ends at the next change
+        end = NO_END
+    elif offset.seqno > end:
         return Refusal(Status.RANGE, f"start {offset.seqno} is above end {end}")
-    if not offset.snapshot.start <= offset.seqno <= offset.snapshot.end:
+    elif not offset.snapshot.start <= offset.seqno <= offset.snapshot.end:
         around = f"{offset.snapshot.start}..{offset.snapshot.end}"
         return Refusal(Status.RANGE, f"start {offset.seqno} is not within its snapshot {around}")
     try:
@@ -162,9 +167,10 @@ def _is_served(state: VBucketState, flags: StreamFlag) -> bool:
 def _position(
     request: StreamRequest, vbucket: VBucketFacts, policy: Policy
 ) -> tuple[StreamOffset, int]:
-    """Where the reader says it is, and the end it asks for.
+    """Returns the consumer's position and the requested end.
 
-    Drafts without a snapshot resume only at a snapshot's edge, so theirs is where they are.
+    Drafts without snapshots in their requests resume only at the end of a snapshot. For them the
+    snapshot starts and ends at the start seqno.
     """
     end = NO_END if request.end == 0 and policy.end_zero_is_unbounded else request.end
     if request.flags & StreamFlag.FROM_LATEST:
@@ -181,7 +187,7 @@ def _position(
 
 def _rollback(
     request: StreamRequest, vbucket: VBucketFacts, offset: StreamOffset, wanted: StreamFilter
-) -> Rollback | None:
+) -> RollbackTo | None:
     filtered = wanted.kind is not FilterKind.EVERYTHING
     point = rollback_point(
         vbucket.failover_log,
@@ -192,14 +198,11 @@ def _rollback(
         strict=bool(request.flags & StreamFlag.STRICT_VBUUID),
         collections_high_seqno=_high_of(wanted, vbucket) if filtered else None,
     )
-    if point is None:
-        return None
-    branch_end = vbucket.failover_log.branch_end(offset.vbuuid, vbucket.high_seqno)
-    return Rollback(point, unknown_branch=branch_end is None)
+    return None if point is None else RollbackTo(point)
 
 
 def _high_of(wanted: StreamFilter, vbucket: VBucketFacts) -> int:
-    """The highest seqno among the collections of a filter."""
+    """Returns the highest seqno among the collections of a filter."""
     seqnos = vbucket.collection_seqnos
     return max((seqnos.get(collection, 0) for collection in wanted.collections), default=0)
 
@@ -228,7 +231,7 @@ def _accept(
         return Refusal(Status.TEMPORARY_FAILURE, "the replica receives its first snapshot")
     snapshot = offset.snapshot
     if start == snapshot.start and snapshot.end > high:
-        snapshot = Snapshot(start, start)  # a marker was seen, and then lost with its items
+        snapshot = Snapshot(start, start)  # the marker was received, but none of its items
     takeover = bool(request.flags & StreamFlag.TAKEOVER)
     if takeover:
         end = NO_END

@@ -1,31 +1,60 @@
-"""Spark: source, sink, tables and pipelines. It uses the consumer and never the producer.
+"""Spark integration: the data source and sink ``dcp``, tables and pipelines.
 
-Importing it loads no Spark; what is called does.
+It uses the consumer and never the producer. Importing it does not import Spark.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._extras import extra
+from .._lazy import lazily
 from .fold import fold
 from .parse import parse
 from .session import register, session
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from .query_metrics import SourceListener
     from .tables.api import changelog, mirror
+    from .tables.table_source import read_table
     from .tables.verify import verify
 
-__all__ = ["changelog", "fold", "mirror", "parse", "register", "session", "verify"]
+    #: The schema of the source's rows with default options.
+    SCHEMA: StructType
+
+__all__ = [
+    "SCHEMA",
+    "SourceListener",
+    "changelog",
+    "fold",
+    "mirror",
+    "parse",
+    "read_table",
+    "register",
+    "session",
+    "verify",
+]
+
+# imported late: they need packages that Spark's workers do not
+_late = lazily(
+    __name__,
+    {
+        "SourceListener": ".query_metrics",
+        "changelog": ".tables.api",
+        "mirror": ".tables.api",
+        "read_table": ".tables.table_source",
+        "verify": ".tables.verify",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    # these bring the table format with them, which a worker of Spark has no use for
-    if name in ("changelog", "mirror"):
-        from .tables import api
+    with extra("spark"):
+        if name == "SCHEMA":
+            from .row_schema import spark_schema
+            from .source_options import RowFormat
 
-        return getattr(api, name)
-    if name == "verify":
-        from .tables.verify import verify
-
-        return verify
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return spark_schema(RowFormat())
+        return _late(name)

@@ -1,9 +1,9 @@
-"""How much of every vbucket's backlog one micro-batch takes: fair, bounded, and never stuck.
+"""Admission control: how much of every vbucket's backlog one micro-batch reads.
 
-The limits are soft. A seqno is an upper bound of a row, because a seqno whose key has changed
-again has no row; bytes are an estimate. Every vbucket that has anything to read gets at least one
-seqno, so that none can starve and a limit of one row still makes progress everywhere. Some
-backlogs cannot be cut (see `planning`): they are taken whole, as many as fit, at least one.
+The limits are soft. The number of seqnos is an upper bound of the rows, because a seqno whose key
+was changed again has no row; bytes are an estimate. Every vbucket with a backlog gets at least one
+seqno, so that none starves and a limit of one row still makes progress everywhere. Some backlogs
+cannot be split (see `offset_planning`): they are read whole, as many as fit, at least one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ __all__ = ["Limits", "spread"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one micro-batch may take. None is no limit."""
+    """The limits of one micro-batch. None is no limit."""
 
     rows: int | None = None
     bytes: int | None = None
-    #: A running mean of what a row takes, for the limit of bytes.
+    #: A running mean of the size of a row, for the limit of bytes.
     bytes_per_row: float = 1.0
-    #: No vbucket is read past its seqno here, and none that is not here: what "now" was when a
-    #: query was told to read what is available now.
+    #: For Trigger.AvailableNow: the high seqnos at the start of the query. No vbucket is read past
+    #: its seqno, and vbuckets without an entry are not read.
     target: Mapping[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name, limit in (("rows", self.rows), ("bytes", self.bytes)):
             if limit is not None and limit < 1:
-                raise ConfigError(f"a limit of {limit} {name} a batch would read nothing")
+                raise ConfigError(f"with a limit of {limit} {name} a batch would read nothing")
         if not self.bytes_per_row > 0:
-            raise ConfigError(f"a row cannot take {self.bytes_per_row} bytes")
+            raise ConfigError(f"a row cannot have {self.bytes_per_row} bytes")
 
     @property
     def seqnos(self) -> int | None:
@@ -48,10 +48,10 @@ class Limits:
 def spread(
     backlogs: Mapping[int, int], seqnos: int | None, whole: AbstractSet[int] = frozenset()
 ) -> dict[int, int]:
-    """How many seqnos each vbucket is granted of its backlog; those of ``whole`` all or nothing.
+    """The number of seqnos that each vbucket may read; those in ``whole`` all or nothing.
 
-    Small backlogs are granted completely and the others share what is left equally. The answer
-    depends on nothing but the arguments, and not on their order.
+    Small backlogs are admitted completely and the others share the rest equally. The result is
+    deterministic and does not depend on the order of the arguments.
     """
     if seqnos is None:
         return dict(backlogs)

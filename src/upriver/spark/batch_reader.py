@@ -9,6 +9,7 @@ attempt reads what there is then.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -16,31 +17,34 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from ..consumer.transport.connection_string import Address
 from ..errors import ConfigError, UpriverError
 from ..model import FailoverLog, Snapshot, StreamOffset
-from ..session.position import Position
+from ..session.stream_position import Position
 from .admission import Limits
-from .driver import Driver
-from .filters import Wanted
+from .internals import PUSHDOWN_WORKER
+from .offset_planning import from_positions
 from .offsets import Offset
-from .options import ReadOptions
-from .planning import from_positions
-from .reading import ReadStep, steps_between
+from .pushdown_filters import PushedFilters
+from .source_options import ReadOptions
+from .stream_driver import Driver
 from .stream_reader import StepsPartition, groups_for
-from .task import read_whole_snapshots
+from .task_reader import read_whole_snapshots
+from .task_steps import ReadStep, steps_between
 
 __all__ = ["DcpBatchReader", "batch_reader"]
 
-#: Spark loads this module where it is allowed to push filters; a reader that takes them elsewhere
-#: is refused.
-_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+#: Seconds between two attempts to plan a read of which a part cannot be planned yet.
+_PAUSE: Final = 0.2
 
 
 class _Share(StepsPartition):
     """The work of one task, and what the plan found out: Spark pickles the reader before it."""
 
-    def __init__(self, steps: Sequence[ReadStep], collections: tuple[str, ...]) -> None:
-        super().__init__(steps)
+    def __init__(
+        self, steps: Sequence[ReadStep], nodes: Sequence[Address], collections: tuple[str, ...]
+    ) -> None:
+        super().__init__(steps, nodes)
         self.collections = collections
 
 
@@ -49,16 +53,17 @@ class DcpBatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._wanted = Wanted()
+        self._wanted = PushedFilters()
 
     def partitions(self) -> Sequence[StepsPartition]:
         driver = Driver(self._options)
         try:
             groups = self._planned(driver)
+            nodes = driver.addresses
         finally:
             driver.close()
         # where there is no partition, Spark makes one that nobody can read
-        return [_Share(group, self._options.collections) for group in groups or [()]]
+        return [_Share(group, nodes, self._options.collections) for group in groups or [()]]
 
     def _planned(self, driver: Driver) -> Sequence[Sequence[ReadStep]]:
         """The work of each task."""
@@ -68,12 +73,34 @@ class DcpBatchReader(DataSourceReader):
         self._options = options
         driver.narrow(options)
         first = self._first(driver)
-        last = driver.next_offset(first, Limits(target=self._target(driver)))
+        last = self._last(driver, first)
         return groups_for(options, driver.nodes(), steps_between(first, last))
+
+    def _last(self, driver: Driver, first: Offset) -> Offset:
+        """Where the read ends. A vbucket with changes that cannot be planned is never left out."""
+        deadline = time.monotonic() + self._options.retry_timeout
+        while True:
+            target = self._target(driver)
+            last = driver.next_offset(first, Limits(target=target))
+            wanted = self._options.vbuckets or frozenset(target)
+            missing = sorted(
+                vb
+                for vb in wanted & target.keys()
+                if target[vb] > first.at(vb).seqno and last.at(vb) == first.at(vb)
+            )
+            if not missing:
+                return last
+            if time.monotonic() >= deadline:
+                raise UpriverError(
+                    f"{len(missing)} vbuckets have changes that cannot be read, the first is "
+                    f"vbucket {missing[0]} with seqno {target[missing[0]]}: no node tells its "
+                    "failover log; see the servers' logs"
+                )
+            time.sleep(_PAUSE)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Share)
-        options = replace(self._options, collections=partition.collections)
+        options = partition.options(replace(self._options, collections=partition.collections))
         return read_whole_snapshots(options, partition.steps, self._wanted)
 
     # ---- what filters spare --------------------------------------------------------------
@@ -107,7 +134,7 @@ class DcpBatchReader(DataSourceReader):
                 FailoverLog.of((sight.vbuuid, 0)),
             )
             for vbucket, sight in driver.look().items()
-            if sight.purge_seqno <= after < sight.high_seqno
+            if sight.purge_seqno is not None and sight.purge_seqno <= after < sight.high_seqno
         }
         return from_positions(driver.identity(), positions)
 
@@ -134,10 +161,10 @@ class _FilteringReader(DcpBatchReader):
     """The same where Spark pushes filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._wanted = Wanted.of(filters)
+        self._wanted = PushedFilters.of(filters)
         return filters
 
 
 def batch_reader(options: ReadOptions) -> DcpBatchReader:
-    kind = _FilteringReader if _PUSHDOWN in sys.modules else DcpBatchReader
+    kind = _FilteringReader if PUSHDOWN_WORKER in sys.modules else DcpBatchReader
     return kind(options)

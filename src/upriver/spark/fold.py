@@ -1,8 +1,8 @@
-"""Current documents from change rows, as a DataFrame of Spark's own parts.
+"""Folds change rows into the current documents, with Spark's DataFrame operations.
 
 A row is dead if a rollback row of its vbucket has a higher branch and a seqno below the row's. Of
-what lives, the newest (branch, seqno) of a document counts; if that is a deletion or an expiration,
-there is no such document. It knows rows (see `rows`) and not where they come from.
+the other rows, the one with the newest (branch, seqno) of a document counts; if it is a deletion or
+an expiration, the document does not exist. Rows are described in `row_schema`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["ROLLBACK", "fold"]
 
-#: The ``op`` of a row that says: forget what this vbucket had above this seqno.
+#: The ``op`` of a row that rolls its vbucket back to its seqno.
 ROLLBACK: Final = "rollback"
 
-#: What makes two changes changes of one document. The vbucket follows from the key, but a branch
-#: means something within a vbucket only.
+#: The columns that identify a document. The vbucket follows from the key, but branches can be
+#: compared only within a vbucket.
 _DOCUMENT: Final = ("vbucket", "scope", "collection", "key")
 
 
 def fold(changes: DataFrame) -> DataFrame:
     """One row for each live document: the columns of ``changes`` without ``op``.
 
-    Rows that are there twice do no harm, and their order means nothing. ``changes`` is read twice,
-    first for its few rollback rows, so it should be a table, or cached; it must be the whole
-    history of its vbuckets, as far as it was read.
+    Duplicate rows and the order of rows have no effect. ``changes`` is read twice, first for its
+    few rollback rows, so it should be a table, or cached; it must have the complete history of its
+    vbuckets, as far as it was read.
     """
     from pyspark.sql import functions as f
 
@@ -50,7 +50,7 @@ def fold(changes: DataFrame) -> DataFrame:
     others = [name for name in changes.columns if name not in _DOCUMENT]
     newest = (
         changes.where(f.col("op") != ROLLBACK)
-        # few enough to be sent everywhere, so that nothing is shuffled for them
+        # few enough for a broadcast join, so that nothing is shuffled
         .join(f.broadcast(rollbacks), dead, "left_anti")
         .groupBy(*_DOCUMENT)
         .agg(f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest"))

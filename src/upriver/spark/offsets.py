@@ -38,20 +38,23 @@ from ..errors import ConfigError
 from ..model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamOffset
 
 __all__ = [
-    "MAX_BOUNDARIES",
     "MAX_BRANCHES",
     "UNTOUCHED",
     "Boundary",
     "Offset",
-    "Progress",
     "SourceIdentity",
+    "VBucketProgress",
+    "most_boundaries",
     "thinned",
 ]
 
 _FORMAT: Final = 1
 
-#: More would not fit 1024 vbuckets into 100 KiB of offset; fewer go back further than needed.
-MAX_BOUNDARIES: Final = 5
+#: Boundaries of all vbuckets together: more would not fit an offset into 100 KiB, fewer go back
+#: further than needed. Each of 1024 vbuckets has 5; those of smaller buckets have more.
+_ALL_BOUNDARIES: Final = 5 * 1024
+_LEAST_BOUNDARIES: Final = 5
+_MOST_BOUNDARIES: Final = 32
 #: The branch that is read, and the one before it: enough for a failover in the middle of another.
 MAX_BRANCHES: Final = 2
 #: A boundary may go if its neighbours' distances from the newest differ by at most this factor.
@@ -97,7 +100,7 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class VBucketProgress:
     """One vbucket in an offset: what is held of it, and the step that led there."""
 
     #: Where the newest step ends.
@@ -162,7 +165,7 @@ class Progress:
         return " ".join(words)
 
     @classmethod
-    def of_line(cls, line: str) -> Progress:
+    def of_line(cls, line: str) -> VBucketProgress:
         """The progress of such a line; ValueError says what is wrong with it."""
         match = _LINE.fullmatch(line)
         if match is None:
@@ -219,9 +222,9 @@ def _boundaries(match: re.Match[str]) -> tuple[Boundary, ...]:
 
 
 #: Spark gives every offset back several times, and most lines of two offsets are the same.
-_progress_of: Final = lru_cache(maxsize=4096)(Progress.of_line)
+_progress_of: Final = lru_cache(maxsize=4096)(VBucketProgress.of_line)
 
-UNTOUCHED: Final = Progress()
+UNTOUCHED: Final = VBucketProgress()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +232,9 @@ class Offset:
     """Where every vbucket of a bucket is; one that is not listed was never read."""
 
     source: SourceIdentity
-    progress: Mapping[int, Progress] = field(default_factory=dict)
+    progress: Mapping[int, VBucketProgress] = field(default_factory=dict)
 
-    def at(self, vbucket: int) -> Progress:
+    def at(self, vbucket: int) -> VBucketProgress:
         return self.progress.get(vbucket, UNTOUCHED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -287,7 +290,7 @@ def _check_source(stored: Mapping[str, Any], source: SourceIdentity) -> None:
             )
 
 
-def _vbuckets(lines: Mapping[Any, Any], count: int) -> list[tuple[int, Progress]]:
+def _vbuckets(lines: Mapping[Any, Any], count: int) -> list[tuple[int, VBucketProgress]]:
     found = []
     for name, line in lines.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -306,22 +309,28 @@ def _damaged(problem: str) -> ConfigError:
     return ConfigError(f"the checkpoint's offset is damaged: {problem}; {_NEW_START}")
 
 
-def thinned(boundaries: Sequence[Boundary]) -> tuple[Boundary, ...]:
-    """At most `MAX_BOUNDARIES` of them: the two newest, and ever sparser ones before.
+def most_boundaries(vbuckets: int) -> int:
+    """How many boundaries are kept of each vbucket, so that an offset stays small."""
+    return min(_MOST_BOUNDARIES, max(_LEAST_BOUNDARIES, _ALL_BOUNDARIES // vbuckets))
+
+
+def thinned(boundaries: Sequence[Boundary], most: int) -> tuple[Boundary, ...]:
+    """At most so many of them: the two newest, and ever sparser ones before.
 
     Every boundary is right by itself, so any of them may go: fewer only mean that a rollback goes
-    back further. What a failover leaves is told from the bounds, so they are what is spread. One
-    that is close to its neighbours goes first, the newest such; the oldest if all are far apart;
-    and any older one with the bound of a newer one, since it could never be the better choice.
+    back further. What a failover leaves is told from the bounds, so they are what is spread. The
+    one goes first that is closest to its neighbours, as seen from the newest; the oldest if all are
+    far apart; and any older one with the bound of a newer one, since it could never be the better
+    choice.
     """
     kept = [older for older, newer in pairwise(boundaries) if older.bound < newer.bound]
     kept += boundaries[-1:]
-    while len(kept) > MAX_BOUNDARIES:
+    while len(kept) > most:
         newest = kept[-1].bound
-        for i in range(len(kept) - 3, 0, -1):
-            if newest - kept[i - 1].bound <= _SPACING * (newest - kept[i + 1].bound):
-                del kept[i]
-                break
-        else:
-            del kept[0]
+        factors = [
+            ((newest - kept[i - 1].bound) / (newest - kept[i + 1].bound), i)
+            for i in range(len(kept) - 3, 0, -1)
+        ]
+        factor, index = min(factors, default=(_SPACING + 1.0, 0))
+        del kept[index if factor <= _SPACING else 0]
     return tuple(kept)

@@ -1,8 +1,8 @@
-"""JSON values as columns, by Spark's own parsers: no source written in Python could keep up.
+"""Parses JSON values into columns with Spark's own parsers, which are faster than Python.
 
-Spark parses to a schema, or without one to ``variant``. What is no JSON or does not fit the schema
-is kept apart or fails the query, with the words that Spark's JSON reader has for these. It knows
-rows (see `rows`) and not where they come from.
+Spark parses to a schema, or without one to ``variant``. Values that are not JSON or do not fit the
+schema are kept in a separate column or fail the query; the modes have the names of Spark's JSON
+reader. Rows are described in `row_schema`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse(
     mode: Literal["PERMISSIVE", "FAILFAST"] = "PERMISSIVE",
     corrupt: str = "_corrupt_record",
 ) -> DataFrame:
-    """The same rows with their ``value`` parsed: to a schema (or its DDL), or to ``variant``.
+    """The rows with ``value`` parsed to a schema (or its DDL), or to ``variant``.
 
     PERMISSIVE makes a value that cannot be parsed null and keeps its bytes in the column
     ``corrupt``; FAILFAST fails the query. Rows without a value keep none.
@@ -36,19 +36,19 @@ def parse(
     from pyspark.sql.types import StructType
 
     if mode not in _MODES:
-        raise ConfigError(f"mode: {mode!r} is wrong; expected: {', '.join(_MODES)}")
+        raise ConfigError(f"mode: {mode!r} is not one of {', '.join(_MODES)}")
     text = f.col("value").cast("string")
     if isinstance(schema, str):
         described = StructType.fromDDL(schema)
         if not isinstance(described, StructType):
-            raise ConfigError(f"schema: {schema!r} describes no columns, such as 'name string'")
+            raise ConfigError(f"schema: {schema!r} has no columns, such as 'name string'")
         schema = described
     if mode == "FAILFAST":
         strict = f.parse_json(text) if schema is None else f.from_json(text, schema, {"mode": mode})
         return changes.withColumn("value", strict)
     parsed, bad = _variant(text) if schema is None else _struct(text, schema, corrupt)
     kept = f.when(bad, f.col("value").cast("binary"))
-    if corrupt in changes.columns:  # the source has put there what is not even text
+    if corrupt in changes.columns:  # the source has put values there that are not text
         kept = f.coalesce(f.col(corrupt), kept)
     return changes.withColumns({"value": parsed, corrupt: kept})
 
@@ -61,7 +61,7 @@ def _variant(text: Column) -> tuple[Column, Column]:
 
 
 def _struct(text: Column, schema: StructType, corrupt: str) -> tuple[Column, Column]:
-    """Spark tells a value that does not fit by a member, so it is asked for and then dropped."""
+    """Adds the member in which Spark reports a value that does not fit, and drops it afterwards."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 

@@ -1,19 +1,19 @@
-"""Writes frames into a bucket, as a batch or as a stream: ``write.format("dcp")``.
+"""The sink: writes DataFrames into a bucket, as a batch or a stream: ``write.format("dcp")``.
 
-Writing again what was written changes nothing: see `sink_rows` for what each row does. So a task
-that Spark repeats does no harm, and neither does a batch.
+Writes are idempotent (see `sink_rows` for the edit of each row), so a task or a batch that Spark
+repeats has no effect.
 
-A stream has a fence besides: a document ``_upriver:sink:<query id>`` in the default collection,
-with the number of the last batch that was completely written. Spark repeats a batch if it died
-after the sink was done and before it took note of that. The tasks of such a batch see the fence
-and write nothing, whatever others have done to the documents since. Who rewinds a checkpoint by
-hand must delete the fence.
+A stream also has a fence: a document ``_upriver:sink:<query id>`` in the default collection with
+the number of the last batch that was completely written. Spark repeats a batch if it failed between
+the sink's commit and its own. The tasks of such a batch see the fence and write nothing, even if
+other clients have changed the documents since. After rewinding a checkpoint by hand, delete the
+fence.
 
-Rows of one document should be in one partition. Within a task the last of them wins; of two tasks
-nobody knows which is first (``repartition`` by the key if there can be several).
+Rows of one document should be in one partition. Within a task the last of them is written; the
+order of two tasks is undefined (``repartition`` by the key if there can be several).
 
-A collection that limits how long documents live sets the expiry of those that have none, so a
-document there differs from its row and a repeated row is written again.
+A collection with a maximum expiry sets the expiry of documents that have none, so a document there
+differs from its row and a repeated row is written again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,20 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ..consumer.edits import Conversation, Edit, Form, Outcome, Steps, get, refused, store
-from ..consumer.writer import Writer, WriterSettings
+from ..consumer.writing.document_edits import (
+    Conversation,
+    Edit,
+    Form,
+    Outcome,
+    Steps,
+    get,
+    refused,
+    store,
+)
+from ..consumer.writing.writer import Writer, WriterSettings
 from ..errors import ConfigError, Status
-from .options import WriteOptions
 from .sink_rows import FENCE_PREFIX, Edits, roles_of
+from .source_options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,14 +53,14 @@ __all__ = ["DcpStreamWriter", "DcpWriter", "Written", "stream_writer", "writer"]
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-#: Digits of a batch's number; Spark's are 64 bits wide.
+#: Digits of a batch's number, which has 64 bits in Spark.
 _MAX_FENCE: Final = 100
 
 
 def writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpWriter:
-    """What writes a batch. The server is asked once whether it will have us at all."""
+    """The writer of a batch. It connects once, so that a refusal fails before the tasks start."""
     if overwrite:
-        raise ConfigError("a bucket is not emptied; use mode('append'), which overwrites documents")
+        raise ConfigError("mode('overwrite') is not supported; use mode('append') to upsert")
     roles = roles_of(options, schema)
     with _open(options, wait_at_start=0.0) as opened:
         opened.collections.id_of(options.collection)
@@ -59,18 +68,18 @@ def writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpWri
 
 
 def stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpStreamWriter:
-    """What writes a stream. In output mode complete, what is no longer in the result stays."""
+    """The writer of a stream. In output mode complete, documents that left the result stay."""
     return DcpStreamWriter(options, roles_of(options, schema))
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task tells of itself."""
+    """The commit message of a task."""
 
     written: int = 0
-    #: Documents that were as they shall be.
+    #: Documents that already had the wanted content.
     unchanged: int = 0
-    #: Rows after which came another one of the same document.
+    #: Rows that were followed by another row of the same document.
     superseded: int = 0
     #: The query of a stream.
     query: str | None = None
@@ -81,7 +90,7 @@ class Written(WriterCommitMessage):
 
 
 class DcpWriter(DataSourceArrowWriter):
-    """Writes a batch. It is pickled to the tasks."""
+    """The writer of a batch, pickled to the tasks."""
 
     def __init__(self, options: WriteOptions, roles: Mapping[str, str]) -> None:
         self._options = options
@@ -93,7 +102,7 @@ class DcpWriter(DataSourceArrowWriter):
 
 
 class DcpStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream. It is pickled to the tasks."""
+    """The writer of a stream's micro-batches, pickled to the tasks."""
 
     def __init__(self, options: WriteOptions, roles: Mapping[str, str]) -> None:
         self._options = options
@@ -103,7 +112,7 @@ class DcpStreamWriter(DataSourceStreamArrowWriter):
         query, batch = _place_in_stream()
         with _open(self._options) as opened:
             if query is not None and opened.do(_fence(query)) >= batch:
-                for _ in iterator:  # so that Spark need not throw this process away
+                for _ in iterator:  # consumes the input, so that Spark can reuse this process
                     pass
                 return Written(query=query)
             return _write(self._options, self._roles, opened, iterator, query)
@@ -117,7 +126,7 @@ class DcpStreamWriter(DataSourceStreamArrowWriter):
                 opened.do(_raised_fence(query, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is taken back: the batch will be written again, which changes nothing."""
+        """Does nothing: the batch will be written again, which is idempotent."""
 
 
 def _open(options: WriteOptions, *, wait_at_start: float | None = None) -> Writer:
@@ -144,7 +153,7 @@ def _write(
         try:
             return opened.collections.id_of(name)
         except ConfigError:
-            opened.renew()  # it may be younger than what we know
+            opened.renew()  # the collection may be newer than the known manifest
             return opened.collections.id_of(name)
 
     edits = Edits(options, roles, find)
@@ -160,7 +169,7 @@ def _write(
 
 
 def _place_in_stream() -> tuple[str | None, int]:
-    """The query and the batch that a task works for."""
+    """The query id and the batch number of the current task."""
     context = TaskContext.get()
     if context is None:
         return None, 0
@@ -171,7 +180,7 @@ def _place_in_stream() -> tuple[str | None, int]:
 
 
 def _fence(query: str) -> Edit:
-    """Reads the number of the last batch of a query that was completely written, or -1."""
+    """Reads the fence: the last batch of a query that was completely written, or -1."""
     key = FENCE_PREFIX + query.encode()
 
     def steps() -> Steps:
@@ -182,7 +191,7 @@ def _fence(query: str) -> Edit:
 
 
 def _raised_fence(query: str, batch: int) -> Edit:
-    """Notes that a batch was completely written; the fence is never lowered."""
+    """Raises the fence to a batch that was completely written; it is never lowered."""
     key = FENCE_PREFIX + query.encode()
     value = json.dumps({"batch": batch}).encode()
 
@@ -207,5 +216,5 @@ def _batch_of(key: bytes, value: bytes) -> int:
     except (ValueError, KeyError, TypeError):
         batch = None
     if type(batch) is not int:
-        raise ConfigError(f"the document {key.decode()} is no fence of a stream; delete it")
+        raise ConfigError(f"the document {key.decode()} is not a fence of a stream: delete it")
     return batch

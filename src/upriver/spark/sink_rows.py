@@ -1,15 +1,13 @@
-"""What the rows of a frame ask for: each becomes an edit of one document.
+"""Converts the rows that the sink writes into edits of documents.
 
     row                            edit
-    cas and rev                    the version as it is elsewhere, unless a newer one is there
-    checkCas                       only over the version with the row's CAS; without one, a new
-                                   document
-    otherwise                      written unless it is so already
-    op deletion or expiration      the same, for removing it
-    an expiry in the past          removed: there is nothing that could be read
+    cas and rev                    set with metadata, unless the document is newer (as in XDCR)
+    checkCas                       replaces the version with the row's CAS; without a CAS, inserts
+    otherwise                      written unless the document already has this content
+    op deletion or expiration      the same rules, for removing the document
+    an expiry in the past          removes the document
 
-Unsigned numbers keep their bits as Spark's bigint, as in the rows of the source. Nothing here
-knows a connection.
+Unsigned numbers keep their bits as Spark's bigint, as in the rows of the source.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from ..consumer.edits import (
+from ..consumer.writing.document_edits import (
     Edit,
     checked_removal,
     checked_upsert,
@@ -33,30 +31,29 @@ from ..consumer.edits import (
 )
 from ..errors import ConfigError, UpriverError
 from ..model import Op
+from ..settings.all_settings import COLUMN_ROLES
 from .fold import ROLLBACK
-from .known_options import COLUMN_ROLES
-from .options import WriteOptions
+from .source_options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["FENCE_PREFIX", "Edits", "roles_of"]
 
-#: What the keys of the sink's own documents begin with. Rows with such a key are passed over: a
-#: stream that reads what it writes would never come to rest, and a copy of one means nothing.
+#: The prefix of the keys of the sink's own documents. Rows with such a key are skipped: a stream
+#: that reads the bucket that it writes to would never end, and a copied fence has no meaning.
 FENCE_PREFIX: Final = b"_upriver:sink:"
 
-#: Rows that become Python objects at a time.
+#: The number of rows that are converted to Python objects at a time.
 _SLICE: Final = 1024
-#: Up to this size every server looks for itself whether a document is JSON; above it, some
-#: believe what they are told.
+#: Up to this size every server detects JSON itself; above it, some use the datatype of the request.
 _LOOKED_AT: Final = 256 * 1024
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
 _MICROSECONDS: Final = 1_000_000
 
 _Row: TypeAlias = tuple[Any, ...]
-#: The id of a collection, by the names of its scope and of itself.
+#: Returns the id of a collection, by the names of its scope and of itself.
 FindCollection: TypeAlias = Callable[[str, str], int]
 
 _TEXT: Final = frozenset({"string"})
@@ -76,7 +73,7 @@ _TYPES: Final = {
 
 
 def roles_of(options: WriteOptions, schema: StructType) -> dict[str, str]:
-    """The columns of a frame by role; `ConfigError` for what cannot be written."""
+    """The columns of a DataFrame by role; `ConfigError` for types that cannot be written."""
     roles = options.columns_in(schema.fieldNames())
     for role, column in roles.items():
         kind = schema[column].dataType.simpleString().partition("(")[0]
@@ -87,7 +84,7 @@ def roles_of(options: WriteOptions, schema: StructType) -> dict[str, str]:
 
 
 class Edits:
-    """Turns the batches of one task into edits."""
+    """Converts the batches of one task into edits."""
 
     def __init__(
         self, options: WriteOptions, roles: Mapping[str, str], find: FindCollection
@@ -100,7 +97,7 @@ class Edits:
         self._now = 0
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Edit]:
-        """The edits that the rows of a batch ask for, in their order."""
+        """The edits of the rows of a batch, in their order."""
         for start in range(0, batch.num_rows, _SLICE):
             self._now = int(time.time())
             for row in zip(*self._cells(batch.slice(start, _SLICE)), strict=True):
@@ -109,7 +106,7 @@ class Edits:
                     yield edit
 
     def _cells(self, batch: pa.RecordBatch) -> list[list[Any]]:
-        """The columns in the order of the roles, with nulls for those that are not there."""
+        """The columns in the order of the roles, with nulls for missing ones."""
         nothing = [None] * batch.num_rows
         return [
             _listed(role, batch.column(self._roles[role])) if role in self._roles else nothing
@@ -120,7 +117,7 @@ class Edits:
         key, value, op, expiry, flags, cas, rev, scope, collection = row
         if op == ROLLBACK:
             raise UpriverError(
-                "DCP-BAD-ROW: a rollback is no document; fold the changes first "
+                "DCP-BAD-ROW: a rollback row cannot be written; fold the changes first "
                 "(upriver.spark.fold), or stop at rollbacks with onRollback=fail"
             )
         if key is None:
@@ -141,7 +138,7 @@ class Edits:
             return self._writing(key, value, cas, _unsigned(rev), details)
         if op not in (Op.DELETION.value, Op.EXPIRATION.value):
             known = ", ".join(each.value for each in Op)
-            raise _bad(key, f"{op!r} is no op; there are {known}")
+            raise _bad(key, f"{op!r} is not an op; the ops are {known}")
         if not self._check_cas and cas and rev:
             expired = op == Op.EXPIRATION.value
             return copied_removal(
@@ -151,9 +148,7 @@ class Edits:
 
     def _writing(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
         if value is None:
-            raise _bad(
-                key, "a mutation has no value; a row that removes its document says so in op"
-            )
+            raise _bad(key, "a mutation needs a value; set op to deletion to remove a document")
         if isinstance(value, str):
             value = value.encode()
         details["json"] = len(value) > _LOOKED_AT and _is_json(value)
@@ -186,7 +181,7 @@ class Edits:
 def _listed(role: str, column: pa.Array[Any]) -> list[Any]:
     if role == "expiry" and pa.types.is_timestamp(column.type):
         moments = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
-        # a time is never 0, which would be none; what is that long ago is all the same
+        # never 0, which means no expiry; any time in the past has the same effect
         return [None if at is None else max(1, at // _MICROSECONDS) for at in moments]
     return column.to_pylist()
 
@@ -199,13 +194,13 @@ def _within(key: bytes, what: str, number: int | None) -> int:
     if number is None:
         return 0
     if not 0 <= number <= _U32_MAX:
-        raise _bad(key, f"{what} of {number} are not within 0 to {_U32_MAX}")
+        raise _bad(key, f"{what} {number} is not within 0 to {_U32_MAX}")
     return number
 
 
 def _expiry(key: bytes, seconds: int | None) -> int:
     if seconds is not None and not 0 <= seconds <= _U32_MAX:
-        raise _bad(key, f"it expires {seconds} s after 1970, which is not within 0 to {_U32_MAX}")
+        raise _bad(key, f"the expiry, {seconds} s since 1970, is not within 0 to {_U32_MAX}")
     return seconds or 0
 
 
@@ -218,5 +213,5 @@ def _is_json(value: bytes) -> bool:
 
 
 def _bad(key: bytes, problem: str) -> UpriverError:
-    # a token that survives Spark, which keeps only the text of an error
+    # a token to search for, because Spark keeps only the text of an error
     return UpriverError(f"DCP-BAD-ROW key={shown_key(key)}: {problem}")

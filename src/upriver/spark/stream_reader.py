@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,12 +21,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..consumer.transport.connection_string import Address
 from .admission import Limits
-from .driver import Driver
 from .offsets import Offset
-from .options import ReadOptions
-from .reading import ReadStep, partition, steps_between
-from .task import read_steps
+from .source_options import ReadOptions
+from .stream_driver import Driver
+from .task_reader import read_steps
+from .task_steps import ReadStep, partition, steps_between
 
 __all__ = ["DcpStreamReader", "StepsPartition", "groups_for"]
 
@@ -36,11 +38,16 @@ _PATIENCE: Final = 1.0
 
 
 class StepsPartition(InputPartition):
-    """The work of one task."""
+    """The work of one task, and the nodes that the cluster has by now."""
 
-    def __init__(self, steps: Sequence[ReadStep]) -> None:
+    def __init__(self, steps: Sequence[ReadStep], nodes: Sequence[Address] = ()) -> None:
         super().__init__(None)
         self.steps = tuple(steps)
+        self.nodes = tuple(nodes)
+
+    def options(self, planned: ReadOptions) -> ReadOptions:
+        """The options of the read for this task: it finds the cluster if its named host died."""
+        return replace(planned, source=planned.source.knowing(self.nodes))
 
 
 def groups_for(
@@ -145,7 +152,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         branches = None if end == self._planned else driver.newest_branches(last)
         steps = steps_between(first, last, branches)
         groups = groups_for(self._options, driver.nodes(), steps)
-        return [StepsPartition(group) for group in groups]
+        return [StepsPartition(group, driver.addresses) for group in groups]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: what a server keeps does not depend on its readers."""
@@ -159,4 +166,4 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StepsPartition)
-        return read_steps(self._options, partition.steps)
+        return read_steps(partition.options(self._options), partition.steps)

@@ -1,39 +1,52 @@
-"""Vbuckets on disk: documents by key and by seqno, their history, failover logs and collections.
+"""Persistent bucket store: documents by key and by seqno, history, failover logs, collections.
 
-It knows `upriver.wire` for the form of a stored change, and neither sockets nor event loops.
+It stores changes in the wire format of `upriver.wire`. It knows neither sockets nor event loops.
 """
 
+import logging
+
+from ..escaping import escape_record
 from .bucket import Bucket, BucketStats
-from .changes import (
-    Add,
-    Append,
+from .bucket_data import Listener
+from .bucket_settings import BucketSettings, SyncMode
+from .directory import Store
+from .document_changes import (
+    AbortPrepared,
+    AddDocument,
+    AppendToDocument,
     Applied,
     BeginSnapshot,
     Change,
+    ClientWrite,
+    CommitPrepared,
     Counter,
-    Delete,
+    DeleteDocument,
+    EditDocument,
     EndSnapshot,
     Expire,
     Outcome,
-    Prepend,
-    Replace,
+    PrepareWrite,
+    PrependToDocument,
+    ReplaceDocument,
     Replicate,
-    Set,
-    Touch,
+    ReplicateAbort,
+    ReplicateCommit,
+    SetDocument,
+    TouchDocument,
     WithMeta,
     document_key,
 )
-from .core import Listener
-from .directory import Store
-from .layout import Kind, Record
+from .key_scan import KeyRange, KeyScan, ScannedDocument
 from .manifest import Collection, Manifest, Scope
-from .reader import Backfill, Chunk
-from .settings import BucketSettings, Durability
-from .vbucket import VBucketStats
+from .record_layout import RecordKind, StoredRecord
+from .seqno_reader import Backfill, FrameChunk
+from .sync_writes import Completion, CompletionKind
+from .vbucket import PendingPrepare, VBucketStats
 
 __all__ = [
-    "Add",
-    "Append",
+    "AbortPrepared",
+    "AddDocument",
+    "AppendToDocument",
     "Applied",
     "Backfill",
     "BeginSnapshot",
@@ -41,26 +54,40 @@ __all__ = [
     "BucketSettings",
     "BucketStats",
     "Change",
-    "Chunk",
+    "ClientWrite",
     "Collection",
+    "CommitPrepared",
+    "Completion",
+    "CompletionKind",
     "Counter",
-    "Delete",
-    "Durability",
+    "DeleteDocument",
+    "EditDocument",
     "EndSnapshot",
     "Expire",
-    "Kind",
+    "FrameChunk",
+    "KeyRange",
+    "KeyScan",
     "Listener",
     "Manifest",
     "Outcome",
-    "Prepend",
-    "Record",
-    "Replace",
+    "PendingPrepare",
+    "PrepareWrite",
+    "PrependToDocument",
+    "RecordKind",
+    "ReplaceDocument",
     "Replicate",
+    "ReplicateAbort",
+    "ReplicateCommit",
+    "ScannedDocument",
     "Scope",
-    "Set",
+    "SetDocument",
     "Store",
-    "Touch",
+    "StoredRecord",
+    "SyncMode",
+    "TouchDocument",
     "VBucketStats",
     "WithMeta",
     "document_key",
 ]
+
+logging.getLogger("upriver.store").addFilter(escape_record)

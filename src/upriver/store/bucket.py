@@ -1,55 +1,65 @@
-"""A bucket: documents in vbuckets, as the rooms above the store use it.
+"""A bucket: the store's interface to documents, vbuckets and collections.
 
-Any thread may call anything here. Reads never wait for writes; writes wait for their group.
+All methods are thread-safe. Reads never wait for writes. A write waits for the commit of its group.
 """
 
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ..errors import Status, StoreClosed, StoreDamaged, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import canonical
 from ..wire.canonical import CanonicalChange
-from . import history, verify
-from .changes import Applied, Change, Expire, Outcome
-from .checks import check_key
-from .core import Core, Listener
-from .engine import translate
-from .layout import Kind, Record, seqno_key, vbucket_key
-from .maintenance import Maintenance
+from ..wire.leb128 import key_name
+from ..wire.prepares import is_hidden
+from . import consistency_check, rollback
+from .background_tasks import Maintenance
+from .bucket_data import Core, Listener
+from .bucket_settings import BucketSettings, SyncMode
+from .commit_threads import GroupWriter, Ticker
+from .document_changes import Applied, Change, Expire, Outcome
+from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope, events_between
-from .reader import Backfill
-from .settings import BucketSettings, Durability
-from .threads import GroupWriter, Ticker
-from .vbucket import VBucket, VBucketStats, collection_highs, new_vbuuid
+from .operation_checks import check_key
+from .record_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
+from .rocksdb import translate
+from .seqno_reader import Backfill, Reader
+from .sync_writes import Completion, CompletionKind, is_abort_of
+from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs, new_vbuuid
 
 __all__ = ["Bucket", "BucketStats"]
 
+_R = TypeVar("_R", bound=Reader)
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
+#: The size on disk that statistics report may be this many seconds old.
+_SIZE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStats:
-    """A bucket's counts at one moment."""
+    """The statistics of a bucket at one moment."""
 
     items: int
     tombstones: int
     #: Bytes of older versions that are kept for rollbacks.
     history_bytes: int
     disk_bytes: int
-    #: Backfills that are open; each keeps what it may still read on disk.
+    #: Open backfills and scans. Each keeps the data that it may still read on disk.
     readers: int
+    #: Write groups that were committed since the bucket was opened.
+    commits: int
+    #: The number of vbuckets in each state.
+    states: Mapping[VBucketState, int]
 
 
 class Bucket:
-    """Made by `Store`; usable until it is closed."""
+    """One open bucket. `Store` creates it; it can be used until it is closed."""
 
     def __init__(
         self,
@@ -63,18 +73,21 @@ class Bucket:
         salvage: bool = False,
     ) -> None:
         self.name = name
-        #: Tells it from an earlier bucket of its name.
+        #: Distinguishes the bucket from an earlier one of the same name.
         self.uuid = uuid
         self.settings = settings
         self._core = Core(path, settings, wall=wall, create=create, salvage=salvage)
         self._maintenance = Maintenance(self._core)
-        self._readers: weakref.WeakSet[Backfill] = weakref.WeakSet()
+        #: The high seqno of each vbucket when the bucket was opened.
+        self._opened_with = [vbucket.high for vbucket in self._core.vbuckets]
         self._closed = False
+        self._size, self._size_due = 0, 0.0
+        self._persistence_held = False
         self._writer = GroupWriter(
             self._core.apply, name=f"upriver writer {name}", max_changes=settings.group_changes
         )
         self._tickers: list[Ticker] = []
-        if settings.durability is Durability.RELAXED:
+        if settings.durability is SyncMode.RELAXED:
             self._tick(self._core.sync, "syncer", settings.sync_interval)
         if settings.maintenance_interval:
             self._tick(self._maintenance.round, "maintenance", settings.maintenance_interval)
@@ -87,27 +100,35 @@ class Bucket:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Ids of the last times the bucket was opened, newest first.
+
+        If an older state of the disk was restored, it lacks the newer ids.
+        """
+        return self._core.sessions
+
     # ---- writing -------------------------------------------------------------------------
 
     def submit(self, changes: Sequence[Change]) -> Future[list[Outcome]]:
-        """Queues changes for the next group; the future tells when they are committed.
+        """Queues changes for the next write group. The future is done when they are committed.
 
-        The future holds one outcome for each, a refusal among them where one was refused, or
-        raises if the whole group failed. Its callbacks run on the writing thread.
+        Its result has one outcome per change; a refused change has its refusal as outcome. It
+        raises if the whole group failed. Its callbacks run on the writer thread.
         """
         if self._closed:
             raise self._is_closed()
         return self._writer.submit(changes)
 
     def write(self, change: Change) -> Applied:
-        """Makes one change, grouped with those of other threads; raises a refusal."""
+        """Makes one change, grouped with those of other threads. Raises if it is refused."""
         outcome = self.submit((change,)).result()[0]
         if isinstance(outcome, StoreRefusal):
             raise outcome
         return outcome
 
     def write_many(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Makes changes as one group of their own, on the calling thread."""
+        """Commits changes as one group of their own, on the calling thread."""
         if self._closed:
             raise self._is_closed()
         return self._core.apply(changes)
@@ -115,12 +136,12 @@ class Bucket:
     # ---- reading -------------------------------------------------------------------------
 
     def get(self, vbucket: int, key: bytes, *, replica: bool = False) -> CanonicalChange:
-        """The document at ``key``, which begins with its collection id.
+        """Returns the document at ``key``, which begins with its collection id.
 
-        One whose time has come is not found, and becomes an expiration.
+        An expired document is not found, and is turned into an expiration.
         """
         record = self.meta(vbucket, key, replica=replica)
-        while record.kind == Kind.MUTATION:
+        while record.kind == RecordKind.MUTATION:
             if record.expired(self._core.clock.seconds()):
                 if not replica:
                     self._writer.submit((Expire(vbucket, key, record.seqno),))
@@ -128,17 +149,17 @@ class Bucket:
             frame = self._read(self._core.engine.seqnos.get, seqno_key(vbucket, record.seqno))
             if frame is not None:
                 return canonical.parse(frame)
-            newer = self.meta(vbucket, key, replica=replica)  # it was replaced in between
+            newer = self.meta(vbucket, key, replica=replica)  # a write replaced it meanwhile
             if newer.seqno == record.seqno:
                 raise StoreDamaged(
                     path=str(self._core.path),
                     problem=f"seqno {record.seqno} of vbucket {vbucket} is not there",
                 )
             record = newer
-        raise StoreRefusal(Status.NOT_FOUND, f"there is no document {key!r}")
+        raise StoreRefusal(Status.NOT_FOUND, f"there is no document {key_name(key)}")
 
-    def meta(self, vbucket: int, key: bytes, *, replica: bool = False) -> Record:
-        """What is known of a key without its value; a tombstone's too."""
+    def meta(self, vbucket: int, key: bytes, *, replica: bool = False) -> StoredRecord:
+        """Returns the metadata of a document or tombstone, without its value."""
         wanted = VBucketState.REPLICA if replica else VBucketState.ACTIVE
         state = self._vbucket(vbucket).standing.state
         if state is not wanted:
@@ -147,25 +168,115 @@ class Bucket:
                 f"vbucket {vbucket} is {state.name.lower()}, not {wanted.name.lower()}",
             )
         check_key(self._core.collections, key)
-        raw = self._read(self._core.engine.keys.get, vbucket_key(vbucket) + key)
+        path = vbucket_key(vbucket) + key
+        prepares = self._vbucket(vbucket).progress.prepares
+        if prepares and not replica and path in prepares and prepares[path].maybe_committed:
+            raise StoreRefusal(
+                Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
+                f"a durable write of {key_name(key)} is under way that may have been seen before",
+            )
+        raw = self._read(self._core.engine.keys.get, path)
         if raw is None:
-            raise StoreRefusal(Status.NOT_FOUND, f"there is no document {key!r}")
-        return Record.load(raw)
+            raise StoreRefusal(Status.NOT_FOUND, f"there is no document {key_name(key)}")
+        return StoredRecord.load(raw)
 
     def open_reader(self, vbucket: int, start_seqno: int = 0) -> Backfill:
-        """The changes above ``start_seqno`` under one snapshot, to be closed by the caller."""
+        """Opens a backfill of the changes above ``start_seqno``. The caller must close it."""
+        return self._open(
+            vbucket, lambda: [Backfill.open(self._core.engine, vbucket, start_seqno)]
+        )[0]
+
+    def open_readers(self, vbucket: int, start_seqno: int = 0) -> tuple[Backfill, Backfill]:
+        """Opens two backfills with the same snapshot, for a caller that looks ahead with one."""
+        one, other = self._open(
+            vbucket, lambda: Backfill.open_twice(self._core.engine, vbucket, start_seqno)
+        )
+        return one, other
+
+    def open_scan(self, vbucket: int, collection: int, keys: KeyRange) -> KeyScan:
+        """Opens a scan of a collection by key, with one snapshot. The caller must close it."""
+        now = self._core.clock.seconds()
+        engine = self._core.engine
+        return self._open(vbucket, lambda: [KeyScan.open(engine, vbucket, collection, keys, now)])[
+            0
+        ]
+
+    def has_seqno(self, vbucket: int, seqno: int) -> bool:
+        """Whether the change at a seqno is still stored: no later change has replaced it."""
+        self._vbucket(vbucket)
+        return self._read(self._core.engine.seqnos.get, seqno_key(vbucket, seqno)) is not None
+
+    def _open(self, vbucket: int, readers: Callable[[], Sequence[_R]]) -> Sequence[_R]:
         self._vbucket(vbucket)
         if self._closed:
             raise self._is_closed()
         try:
-            reader = Backfill(self._core.engine, vbucket, start_seqno)
+            opened = readers()
         except Exception as error:
             raise translate(error, self._core.path) from error
-        self._readers.add(reader)
-        return reader
+        for reader in opened:
+            self._core.readers.add(reader)
+        return opened
+
+    # ---- durable writes ------------------------------------------------------------------
+
+    def vbuckets_with_prepares(self) -> list[int]:
+        """Returns the active vbuckets that have pending prepares."""
+        return [
+            vbucket.id
+            for vbucket in self._core.vbuckets
+            if vbucket.progress.prepares and vbucket.standing.state is VBucketState.ACTIVE
+        ]
+
+    def prepares(self, vbucket: int) -> list[tuple[bytes, PendingPrepare]]:
+        """Returns the pending prepares of a vbucket with their keys, oldest first."""
+        known = self._vbucket(vbucket)
+        found = [
+            (path[2:], pending)
+            for path, pending in known.progress.prepares.items()
+            if pending.seqno <= known.high
+        ]
+        return sorted(found, key=lambda one: one[1].seqno)
+
+    def completion(self, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:
+        """Tells whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""
+        path = vbucket_key(vbucket) + key
+        engine = self._core.engine
+        raw = self._read(engine.keys.get, prepared_path(path))
+        if raw is not None:
+            record = StoredRecord.load(raw)
+            if record.seqno == prepared_seqno:
+                return Completion(CompletionKind.PENDING)
+            frame = self._read(engine.seqnos.get, seqno_key(vbucket, record.seqno))
+            if frame is not None and is_abort_of(frame, prepared_seqno):
+                return Completion(CompletionKind.ABORTED, record.seqno)
+        raw = self._read(engine.keys.get, path)
+        if raw is not None:
+            seqno = StoredRecord.load(raw).seqno
+            entry = self._read(engine.history.get, seqno_key(vbucket, seqno))
+            if entry is not None and rollback.committed_seqno(entry) == prepared_seqno:
+                return Completion(CompletionKind.COMMITTED, seqno)
+        return Completion(CompletionKind.UNKNOWN)
+
+    def visible_until(self, vbucket: int, seqno: int) -> int:
+        """Returns the last seqno at most ``seqno`` of a change other than a prepare or abort."""
+        stats = self.vbucket_stats(vbucket)
+        if stats.visible_seqno <= seqno:
+            return stats.visible_seqno
+        bounds = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
+        for at, frame in self._core.engine.seqnos.scan_back(bounds):
+            if not is_hidden(frame):
+                return int.from_bytes(at[2:])
+        return 0
+
+    def last_sync_write(self, vbucket: int) -> int:
+        """Returns the highest seqno of any prepare or abort that the vbucket has or had."""
+        return self._vbucket(vbucket).progress.sync_seqno
+
+    # ---- listeners -----------------------------------------------------------------------
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Has ``listener`` told of every committed group; returns how to end that."""
+        """Calls ``listener`` after every committed group. Returns a function that ends this."""
         self._core.listeners = (*self._core.listeners, listener)
 
         def end() -> None:
@@ -190,21 +301,44 @@ class Bucket:
         return self._vbucket(vbucket).standing.failover
 
     def collection_seqnos(self, vbucket: int) -> dict[int, int]:
-        """The high seqno of each collection that ever had a change in a vbucket.
+        """Returns the high seqno of each collection that ever had a change in a vbucket.
 
-        A collection's own events count for it, also the one that says that it was dropped.
+        The system events of a collection count as its changes, also the one that drops it.
         """
         return collection_highs(self._vbucket(vbucket).reach)
 
+    def high_seqnos(
+        self, states: frozenset[VBucketState], collection: int | None = None
+    ) -> Iterator[tuple[int, int | None]]:
+        """Yields the high seqno of every vbucket in one of these states, or of a collection in it.
+
+        It is None if the collection never had a change. This is cheaper than `vbucket_stats` for a
+        thousand vbuckets.
+        """
+        for vbucket in self._core.vbuckets:
+            if vbucket.standing.state in states:
+                if collection is None:
+                    yield vbucket.id, vbucket.high
+                else:
+                    high, last, others = vbucket.reach
+                    yield vbucket.id, high if last == collection else others.get(collection)
+
     def replica_snapshot(self, vbucket: int) -> Snapshot:
-        """The snapshot that a replica is receiving, or received last."""
+        """Returns the snapshot that a replica is receiving, or received last."""
         return self._vbucket(vbucket).standing.snapshot
 
-    def set_state(self, vbucket: int, state: VBucketState, *, transfer: bool = False) -> None:
-        """Changes what a vbucket is.
+    def opened_with(self, vbucket: int) -> int:
+        """Returns the high seqno that a vbucket had when the bucket was opened.
 
-        One that becomes active begins a new branch where its last whole snapshot ended;
-        after a ``transfer``, a takeover in which its writers moved over, it goes on with its own.
+        A rollback below it lowers it, and a flush sets it to 0.
+        """
+        return self._opened_with[vbucket]
+
+    def set_state(self, vbucket: int, state: VBucketState, *, transfer: bool = False) -> None:
+        """Sets the state of a vbucket.
+
+        A vbucket that becomes active begins a new branch at the end of its last complete snapshot.
+        With ``transfer`` it keeps its branch: in a takeover its writers move over.
         """
         self._vbucket(vbucket)
         with self._core.change() as group:
@@ -221,6 +355,7 @@ class Bucket:
                 failover = standing.failover
                 if not transfer:
                     failover = failover.branch(new_vbuuid(), standing.whole_until(high))
+                    group.open(vbucket).doubt_prepares()
                 whole = standing.whole_until(high)
                 group.change_standing(
                     vbucket,
@@ -232,10 +367,10 @@ class Bucket:
                 )
             group.change_standing(vbucket, state=state)
             if state is active:
-                history.align(group, vbucket)
+                rollback.align(group, vbucket)
 
     def set_failover_log(self, vbucket: int, log: FailoverLog) -> None:
-        """Gives a replica the failover log of its active copy."""
+        """Sets a replica's failover log to that of its active copy."""
         self._vbucket(vbucket)
         trusted = log.sanitised()
         if not len(trusted):
@@ -245,26 +380,28 @@ class Bucket:
             group.change_standing(vbucket, failover=trusted)
 
     def consistent_until(self, vbucket: int, seqno: int) -> int:
-        """The newest seqno up to ``seqno`` to which a vbucket may be rolled back and used."""
+        """Returns the newest seqno at most ``seqno`` at which the vbucket was consistent."""
         known = self._vbucket(vbucket)
         return known.standing.consistent_until(seqno, known.high)
 
     def hold_writes(self, vbucket: int, *, held: bool) -> None:
-        """Has the writers of an active vbucket come back later, or ends that."""
+        """Refuses writes to an active vbucket with TEMPORARY_FAILURE, or accepts them again."""
         self._vbucket(vbucket).held = held
 
     def rollback(self, vbucket: int, seqno: int) -> int:
-        """Takes a vbucket back to how it was at ``seqno``; returns the seqno it is at.
+        """Rolls a vbucket back to its state at ``seqno``. Returns the seqno that was reached.
 
-        That is 0 where ``seqno`` lies before the history window. An active vbucket begins a new
-        branch there. Open backfills still show what was; their owners have to end them. Other
-        writers wait meanwhile.
+        That is 0 if ``seqno`` lies before the kept history. An active vbucket begins a new branch
+        there. Open backfills still read the old changes; their owners must close them. Other
+        writers wait until the rollback is committed.
         """
         self._vbucket(vbucket)
         if seqno < 0:
             raise StoreRefusal(Status.INVALID, f"{seqno} is no seqno")
         with self._core.change() as group:
-            return history.roll_back(group, vbucket, seqno)
+            reached = rollback.roll_back(group, vbucket, seqno)
+        self._opened_with[vbucket] = min(self._opened_with[vbucket], reached)
+        return reached
 
     def _vbucket(self, vbucket: int) -> VBucket:
         if 0 <= vbucket < len(self._core.vbuckets):
@@ -272,13 +409,19 @@ class Bucket:
         raise StoreRefusal(Status.NOT_MY_VBUCKET, f"there is no vbucket {vbucket}")
 
     def hold_persisted_seqnos(self, *, held: bool) -> None:
-        """For tests of those who wait for persistence: seqnos seem to stay in memory.
+        """Test hook: freezes the persisted seqnos, or releases them.
 
-        What is written is on disk all the same; only `VBucketStats.persisted_seqno` stands still.
+        Changes are still written to disk; only `VBucketStats.persisted_seqno` does not advance.
         """
-        if self.settings.durability is not Durability.DURABLE:
+        if self.settings.durability is not SyncMode.DURABLE:
             raise StoreRefusal(Status.NOT_SUPPORTED, "a relaxed bucket persists when it can")
         self._core.hold_persisted(held=held)
+        self._persistence_held = held
+
+    @property
+    def persistence_held(self) -> bool:
+        """Whether the persisted seqnos are frozen by `hold_persisted_seqnos`."""
+        return self._persistence_held
 
     # ---- collections ---------------------------------------------------------------------
 
@@ -299,12 +442,16 @@ class Bucket:
         self._change_manifest(lambda old: old.without_scope(scope))
 
     def drop_collection(self, collection: int) -> None:
-        """Drops a collection: at once for everybody who asks, its documents a little later."""
+        """Drops a collection. It is gone at once; maintenance erases its documents later."""
         self._change_manifest(lambda old: old.without_collection(collection))
 
+    def change_collection(self, collection: int, *, max_ttl: int | None) -> None:
+        """Sets the longest expiry of documents that are written to a collection from now on."""
+        self._change_manifest(lambda old: old.with_max_ttl(collection, max_ttl))
+
     def set_manifest(self, manifest: Manifest) -> None:
-        """Takes over a manifest that was made elsewhere; its uid must be higher than ours."""
-        self._maintenance.erase_dropped()  # else an id that comes back would show old documents
+        """Replaces the manifest with one made elsewhere, which must have a higher uid."""
+        self._maintenance.erase_dropped()  # else a reused id would show documents of a dropped one
 
         def take(old: Manifest) -> Manifest:
             if manifest.uid <= old.uid:
@@ -319,9 +466,10 @@ class Bucket:
         self._change_manifest(take)
 
     def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Stores another manifest, and what happened in every active vbucket, as one group."""
+        """Stores a new manifest, and its system events in every active vbucket, as one group."""
         with self._core.change() as group:
             group.manifest = change(group.manifest)
+            self._check_size(group.manifest)
             happened = list(events_between(self._core.manifest, group.manifest))
             for vbucket in self._core.vbuckets:
                 if vbucket.standing.state is VBucketState.ACTIVE:
@@ -329,17 +477,29 @@ class Bucket:
                         group.event(vbucket.id, event)
             return group.manifest
 
+    def _check_size(self, manifest: Manifest) -> None:
+        """Refuses a manifest that grew beyond the limits of the settings."""
+        old, settings = self._core.manifest, self.settings
+        for what, before, after, most in (
+            ("collections", old.collections, manifest.collections, settings.max_collections),
+            ("scopes", old.scopes, manifest.scopes, settings.max_scopes),
+        ):
+            if len(before) < len(after) and len(after) > most:
+                raise StoreRefusal(
+                    Status.TOO_BIG, f"a bucket has up to {most} {what}, not {len(after)}"
+                )
+
     # ---- the whole bucket ----------------------------------------------------------------
 
     def flush(self, *, copies: bool = True) -> None:
-        """Takes every document out, as one group.
+        """Deletes every document, as one group.
 
-        Every vbucket begins again at seqno 0 under a new name, so that any reader that had
-        something is sent back to 0. States, collections and settings stay; active vbuckets get
-        the events of the collections anew. Open backfills still show what was.
+        Every vbucket begins again at seqno 0 with a new vbuuid, so that every consumer that has
+        data must roll back to 0. States, collections and settings stay. Active vbuckets get the
+        system events of the collections again. Open backfills still read the old changes.
 
-        Without ``copies``, those that belong to another node's active vbucket are left alone: their
-        stream tells them what became of it.
+        Without ``copies``, replica and pending vbuckets are left unchanged: the stream from their
+        active vbucket tells them of the flush.
         """
         chosen = [
             vbucket.id
@@ -353,54 +513,75 @@ class Bucket:
                 for vbucket in chosen:
                     group.clear(vbucket)
             for vbucket in chosen:
-                history.begin_again(group, vbucket)
+                rollback.begin_again(group, vbucket)
+        for vbucket in chosen:
+            self._opened_with[vbucket] = 0
         self._maintenance.rewrite()
 
     def flush_copy(self, vbucket: int) -> None:
-        """Empties one copy, whose active vbucket was flushed; it has a new name as well."""
+        """Empties a replica or pending vbucket whose active copy was flushed; sets a new vbuuid."""
         self._vbucket(vbucket)
         with self._core.change() as group:
             group.require(vbucket, *_COPIES)
             group.clear(vbucket)
-            history.begin_again(group, vbucket)
+            rollback.begin_again(group, vbucket)
 
     def expire(self) -> None:
-        """Turns every document whose time has come into an expiration, now."""
+        """Turns every expired document into an expiration, now."""
         self._maintenance.expire()
 
     def compact(self) -> None:
-        """Does all that maintenance would do, now, and has the files rewritten."""
+        """Runs all maintenance now, and compacts the files."""
         self._maintenance.round()
         self._maintenance.rewrite()
 
+    def purge_tombstones(
+        self, vbucket: int, *, until: int | None = None, last_seqno: int | None = None
+    ) -> None:
+        """Removes tombstones of one vbucket before their purge age, except at the high seqno.
+
+        It removes those made at ``until`` or before, or all without it. If ``last_seqno`` is
+        given, it removes none above that seqno. Consumers below the purge seqno must roll back.
+        """
+        self._vbucket(vbucket)
+        self._maintenance.purge_vbucket(vbucket, until=until, last_seqno=last_seqno)
+
     def verify(self) -> list[str]:
-        """Reads everything and says what contradicts itself; empty if all is well."""
-        return list(verify.problems(self._core))
+        """Reads the whole bucket and returns its inconsistencies; empty if there are none."""
+        return list(consistency_check.problems(self._core))
 
     def vbucket_stats(self, vbucket: int) -> VBucketStats:
         return self._vbucket(vbucket).stats()
 
     def stats(self) -> BucketStats:
-        """Adds up the counts of the vbuckets; no document is looked at."""
-        progress = [vbucket.progress for vbucket in self._core.vbuckets]
+        """Returns the statistics of the bucket, without a scan of documents or vbuckets."""
+        totals = self._core.totals
         return BucketStats(
-            items=sum(one.items for one in progress),
-            tombstones=sum(one.tombstones for one in progress),
-            history_bytes=sum(one.history_bytes for one in progress),
-            disk_bytes=self._core.engine.size(),
-            readers=len(self._readers),
+            items=totals.items,
+            tombstones=totals.tombstones,
+            history_bytes=totals.history_bytes,
+            disk_bytes=self._disk_bytes(),
+            readers=len(self._core.readers),
+            commits=self._core.commits,
+            states=dict(totals.states),
         )
 
+    def _disk_bytes(self) -> int:
+        """Returns the size of the files, read once a second at most: there may be thousands."""
+        now = time.monotonic()
+        if now >= self._size_due:
+            self._size_due = now + _SIZE_SECONDS
+            self._size = self._core.engine.size()
+        return self._size
+
     def close(self) -> None:
-        """Commits what is queued, closes open backfills, and marks the stop as clean."""
+        """Commits the queued changes, closes open backfills, and marks the shutdown as clean."""
         if self._closed:
             return
         self._closed = True
         self._writer.close()
         for ticker in self._tickers:
             ticker.close()
-        for reader in list(self._readers):
-            reader.close()
         self._core.close()
 
     def _is_closed(self) -> StoreClosed:

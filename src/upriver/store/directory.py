@@ -1,14 +1,13 @@
-"""A store: a directory with buckets, open in one process at a time.
+"""A store: a directory of buckets, open in one process at a time.
 
-    lock                  who has it open; an advisory lock that ends with its process
-    store.json            the format
+    lock                  the process that has it open; an advisory lock that ends with it
+    store.json            the format version
     buckets/NAME/         settings.json, uuid, and data/, the files of RocksDB
-    buckets/.making-NAME, .going-NAME    a bucket that is being made or dropped
+    buckets/.making-NAME, .going-NAME    a bucket that is being created or dropped
 
-A bucket appears and disappears by one rename, so that a crash leaves all of it or nothing. Each
-has a database of its own: dropping one is removing a directory, exactly and at once, and one
-that is damaged or full of writes does not touch its neighbours. The price is one sync a bucket
-and write memory for each.
+A bucket appears and disappears with one rename, so that a crash leaves all of it or nothing. Each
+bucket has its own database: dropping it removes one directory, and a bucket that is damaged or
+under heavy writes does not affect the others. The cost is one sync and one write buffer per bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from ..errors import (
     ConfigError,
@@ -36,24 +35,32 @@ from ..errors import (
     StoreFull,
     StoreLocked,
     StoreNotWritable,
+    StoreOutOfFiles,
     StoreRefusal,
     StoreTooNew,
 )
 from .bucket import Bucket
-from .layout import FORMAT
-from .settings import BucketSettings
+from .bucket_settings import BucketSettings
+from .record_layout import FORMAT
 
 __all__ = ["Store"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,99}")
-#: What tells a bucket from an earlier one of its name, as many as servers give one.
+#: Bytes of a bucket's uuid, as on Couchbase servers. It distinguishes buckets of the same name.
 _UUID_BYTES: Final = 16
+#: The mode of created directories: only the owner may read the documents.
+_PRIVATE: Final = 0o700
+#: Error numbers for a path that cannot be a directory: part of it is a file, or its file system
+#: cannot store the files.
+_NO_DIRECTORY: Final = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+)
 _MAKING: Final = ".making-"
 _GOING: Final = ".going-"
 
 
 class Store:
-    """Opens or creates a store in a directory. Close it, or use it in a ``with`` block."""
+    """A store in a directory, opened or created. Close it, or use it in a ``with`` block."""
 
     def __init__(
         self,
@@ -62,16 +69,16 @@ class Store:
         create: bool = True,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        """``wall`` is the clock, in nanoseconds since 1970."""
+        """``wall`` returns the wall-clock time in nanoseconds since 1970."""
         self.path = Path(path)
         self._wall = wall
         self._open: dict[str, Bucket] = {}
         self._guard = threading.Lock()
         with _named_errors(self.path):
             if create:
-                (self.path / "buckets").mkdir(parents=True, exist_ok=True)
+                _make_directory(self.path)
             elif not self.path.is_dir():
-                raise StoreDamaged(path=str(self.path), problem="there is no such directory")
+                raise ConfigError(f"there is no store {self.path}: there is no such directory")
             self._lock = _take_lock(self.path)
             try:
                 _check_format(self.path, create=create)
@@ -83,7 +90,7 @@ class Store:
     # ---- buckets -------------------------------------------------------------------------
 
     def buckets(self) -> list[str]:
-        """The names of all buckets."""
+        """Returns the names of all buckets."""
         with _named_errors(self.path):
             return sorted(
                 entry.name
@@ -91,8 +98,10 @@ class Store:
                 if entry.is_dir() and not entry.name.startswith(".")
             )
 
-    def create_bucket(self, name: str, settings: BucketSettings | None = None) -> Bucket:
-        """Creates a bucket and opens it."""
+    def create_bucket(
+        self, name: str, settings: BucketSettings | None = None, *, uuid: str = ""
+    ) -> Bucket:
+        """Creates a bucket and opens it. All nodes of a cluster use one ``uuid`` for a bucket."""
         if not _NAME.fullmatch(name):
             raise StoreRefusal(
                 Status.INVALID,
@@ -105,10 +114,11 @@ class Store:
             if home.exists():
                 raise StoreRefusal(Status.EXISTS, f"there is a bucket {name}")
             making = home.with_name(_MAKING + name)
-            making.mkdir()
+            making.mkdir(mode=_PRIVATE)
             try:
+                (making / "data").mkdir(mode=_PRIVATE)
                 _write_file(making / "settings.json", settings.dump())
-                _write_file(making / "uuid", secrets.token_hex(_UUID_BYTES).encode())
+                _write_file(making / "uuid", (uuid or secrets.token_hex(_UUID_BYTES)).encode())
                 quiet = replace(settings, maintenance_interval=0)
                 Bucket(name, making / "data", quiet, wall=self._wall, create=True).close()
                 os.rename(making, home)
@@ -121,11 +131,11 @@ class Store:
     def bucket(
         self, name: str, settings: BucketSettings | None = None, *, salvage: bool = False
     ) -> Bucket:
-        """The bucket of that name, opened if it is not open yet.
+        """Returns the bucket of that name, and opens it if it is not open yet.
 
         ``settings`` replace the stored ones; the number of vbuckets must be the same.
-        ``salvage`` opens a bucket whose log is damaged, up to where it can be read: what follows
-        is lost, so active vbuckets begin new branches.
+        ``salvage`` opens a bucket whose log is damaged, up to the last readable entry. The rest is
+        lost, so active vbuckets begin new branches.
         """
         with self._guard, _named_errors(self.path):
             self._check_open()
@@ -142,6 +152,26 @@ class Store:
                     )
                 _write_file(home / "settings.json", settings.dump())
             return self._opened(home, settings or stored, salvage=salvage)
+
+    def bucket_settings(self, name: str) -> BucketSettings:
+        """Returns the stored settings of a bucket."""
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            return _load_settings(self._home(name))
+
+    def change_bucket(self, name: str, **changes: Any) -> None:
+        """Stores changed settings of a bucket.
+
+        Memory settings take effect when the bucket is next opened, all others at once.
+        """
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            home = self._home(name)
+            settings = replace(_load_settings(home), **changes)
+            _write_file(home / "settings.json", settings.dump())
+            bucket = self._open.get(name)
+            if bucket is not None:
+                bucket.settings = replace(bucket.settings, **changes)
 
     def _opened(self, home: Path, settings: BucketSettings, *, salvage: bool = False) -> Bucket:
         bucket = self._open[home.name] = Bucket(
@@ -168,7 +198,7 @@ class Store:
             shutil.rmtree(going)
 
     def close(self) -> None:
-        """Closes every bucket, then lets another process open the store."""
+        """Closes every bucket and releases the lock, so that another process can open the store."""
         with self._guard:
             if self._lock < 0:
                 return
@@ -200,21 +230,36 @@ class Store:
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the operating system into the store's."""
+    """Converts errors of the operating system to the store's error classes."""
     try:
         yield
     except OSError as error:
-        meaning: type[StoreFull | StoreNotWritable | StoreDamaged] = StoreDamaged
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        meaning: type[StoreFull | StoreOutOfFiles | StoreNotWritable | StoreDamaged] = StoreDamaged
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            meaning = StoreOutOfFiles
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             meaning = StoreFull
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             meaning = StoreNotWritable
         raise meaning(path=str(path), problem=str(error)) from error
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        if not path.is_dir():
+            path.mkdir(mode=_PRIVATE, parents=True)
+        (path / "buckets").mkdir(mode=_PRIVATE, exist_ok=True)
+    except OSError as error:
+        if error.errno in _NO_DIRECTORY:
+            raise ConfigError(
+                f"{path} cannot be a directory for data: {error.strerror}; give another one"
+            ) from None
+        raise
+
+
 def _take_lock(path: Path) -> int:
-    """Locks the store for this process; refuses with who has it."""
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Locks the store for this process. Raises `StoreLocked` with the process that holds it."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -242,10 +287,12 @@ def _check_format(path: Path, *, create: bool) -> None:
         ) from None
     if newer:
         raise StoreTooNew(path=str(path), found=found, supported=FORMAT)
+    if found < FORMAT:  # older releases cannot read what is written from now on
+        _write_file(file, json.dumps({"format": FORMAT}).encode())
 
 
 def _finish_renames(buckets: Path) -> None:
-    """Removes what was being made or dropped when a process ended."""
+    """Removes buckets whose creation or removal was interrupted."""
     if not buckets.is_dir():
         raise StoreDamaged(path=str(buckets.parent), problem="the directory buckets is missing")
     for entry in buckets.iterdir():
@@ -273,14 +320,18 @@ def _load_uuid(home: Path) -> str:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Writes a small file, so that after a crash it has the old content or the new."""
+    """Writes a small file atomically: after a crash it has either the old or the new content."""
     passing = path.with_name(path.name + ".new")
-    with open(passing, "wb") as file:
+    with open(passing, "wb", opener=_private) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(passing, path)
     _sync_directory(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _sync_directory(path: Path) -> None:

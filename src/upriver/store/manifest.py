@@ -1,7 +1,7 @@
-"""The scopes and collections of a bucket, as one value, and the events that lead from one to next.
+"""Collections manifest: the scopes and collections of a bucket, and the events between versions.
 
-A manifest never edits itself: each change is another manifest with a higher uid. Ids are given
-out once and never again, so an id alone says which collection is meant, dropped or not.
+A manifest is immutable: each change returns a new manifest with a higher uid. An id is never used
+again, so it identifies one collection, even after that was dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..wire import messages as m
 
 __all__ = ["Collection", "Event", "Manifest", "Scope", "events_between"]
 
-#: The first id that is not the default's and not kept by real servers for themselves.
+#: The first id for new scopes and collections. Couchbase servers reserve the ids below it.
 FIRST_ID: Final = 8
 
 _NAME = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_%-]{0,250}")
@@ -34,13 +34,13 @@ class Collection:
     id: int
     name: str
     scope: int
-    #: Seconds after which its documents expire at the latest; None for no such limit.
+    #: The longest expiry of its documents in seconds; None for no limit.
     max_ttl: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Every scope and collection that is there; the default ones have id 0."""
+    """All existing scopes and collections. The default scope and collection have id 0."""
 
     uid: int = 0
     scopes: tuple[Scope, ...] = (Scope(0, "_default"),)
@@ -62,7 +62,7 @@ class Manifest:
         )
 
     def with_scope(self, name: str) -> Manifest:
-        """With one more scope."""
+        """Returns the manifest with a new scope."""
         _check_name(name)
         if any(scope.name == name for scope in self.scopes):
             raise StoreRefusal(Status.EXISTS, f"there is a scope {name}")
@@ -72,13 +72,12 @@ class Manifest:
         )
 
     def with_collection(self, scope_id: int, name: str, max_ttl: int | None = None) -> Manifest:
-        """With one more collection in a scope."""
+        """Returns the manifest with a new collection in a scope."""
         _check_name(name)
         self.scope(scope_id)
         if any(other.scope == scope_id and other.name == name for other in self.collections):
             raise StoreRefusal(Status.EXISTS, f"there is a collection {name} in that scope")
-        if max_ttl is not None and not 0 <= max_ttl < 2**31:
-            raise StoreRefusal(Status.INVALID, f"{max_ttl} is no number of seconds for max_ttl")
+        _check_max_ttl(max_ttl)
         collection = Collection(self.next_id, name, scope_id, max_ttl)
         return replace(
             self,
@@ -87,14 +86,23 @@ class Manifest:
             next_id=self.next_id + 1,
         )
 
+    def with_max_ttl(self, collection_id: int, max_ttl: int | None) -> Manifest:
+        """Returns the manifest with another longest expiry for one collection."""
+        _check_max_ttl(max_ttl)
+        changed = replace(self.collection(collection_id), max_ttl=max_ttl)
+        collections = tuple(
+            changed if other.id == collection_id else other for other in self.collections
+        )
+        return replace(self, uid=self.uid + 1, collections=collections)
+
     def without_collection(self, collection_id: int) -> Manifest:
-        """With one collection dropped; the default one can be, and never comes back."""
+        """Returns the manifest without a collection. A dropped default collection stays dropped."""
         gone = self.collection(collection_id)
         kept = tuple(collection for collection in self.collections if collection != gone)
         return replace(self, uid=self.uid + 1, collections=kept)
 
     def without_scope(self, scope_id: int) -> Manifest:
-        """With one scope and all its collections dropped."""
+        """Returns the manifest without a scope and its collections."""
         gone = self.scope(scope_id)
         if scope_id == 0:
             raise StoreRefusal(Status.INVALID, "the default scope cannot be dropped")
@@ -110,7 +118,7 @@ class Manifest:
 
     @classmethod
     def load(cls, raw: bytes) -> Manifest:
-        """Reads `dump`; ValueError says what is wrong."""
+        """Parses `dump`. Raises ValueError if it is invalid."""
         try:
             stored: dict[str, Any] = json.loads(raw)
             return cls(
@@ -132,9 +140,14 @@ def _check_name(name: str) -> None:
         )
 
 
+def _check_max_ttl(max_ttl: int | None) -> None:
+    if max_ttl is not None and not 0 <= max_ttl < 2**31:
+        raise StoreRefusal(Status.INVALID, f"{max_ttl} is no number of seconds for max_ttl")
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A scope or collection that is created or dropped; which vbucket and seqno comes later."""
+    """A scope or collection is created or dropped. Its vbucket and seqno are set when stored."""
 
     message: m.CollectionCreated | m.CollectionDropped | m.ScopeCreated | m.ScopeDropped
 
@@ -148,13 +161,13 @@ class Event:
 
     @property
     def collection(self) -> int | None:
-        """The collection, or None if it is about a scope."""
+        """The id of the collection, or None for the event of a scope."""
         if isinstance(self.message, m.CollectionCreated | m.CollectionDropped):
             return self.message.collection
         return None
 
     def applied_to(self, manifest: Manifest) -> Manifest:
-        """The manifest after this event."""
+        """Returns the manifest after this event."""
         message = self.message
         scopes = tuple(other for other in manifest.scopes if other.id != message.scope)
         if isinstance(message, m.ScopeCreated):
@@ -169,9 +182,10 @@ class Event:
 
 
 def events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
-    """What happened, in an order in which a collection never is without its scope.
+    """Yields the events from one manifest to another; a collection's scope always exists.
 
-    Only the last event carries the new uid: whoever has seen that has seen the whole manifest.
+    Only the last event carries the new uid, so a consumer that received this uid has received the
+    complete manifest.
     """
     happened = list(_events_between(old, new))
     for event in happened[:-1]:
@@ -180,8 +194,11 @@ def events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
 
 
 def _events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
+    # A changed max_ttl has no event: to drop and create the collection would lose its documents.
+    before = {(other.id, other.name, other.scope) for other in old.collections}
+    after = {(other.id, other.name, other.scope) for other in new.collections}
     for gone in old.collections:
-        if gone not in new.collections:
+        if (gone.id, gone.name, gone.scope) not in after:
             yield Event(
                 m.CollectionDropped(
                     vbucket=0,
@@ -202,7 +219,7 @@ def _events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
                 )
             )
     for collection in new.collections:
-        if collection not in old.collections:
+        if (collection.id, collection.name, collection.scope) not in before:
             yield Event(
                 m.CollectionCreated(
                     vbucket=0,

@@ -1,11 +1,21 @@
-"""Helpers for people who test change-stream code: real producers, and networks that break."""
+"""Test helpers for change-stream code: temporary servers and clusters, and a fault-injecting proxy.
 
-from .chaos import ChaosProxy, Direction
-from .cluster import TemporaryCluster
-from .memory import MemoryLink, MemoryProducer
-from .misfortune import Faults
-from .relay import ChaosCounts
-from .temporary import TemporaryProducer
+Names are imported at their first use, so that the proxy can be used without the server's packages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
+
+if TYPE_CHECKING:
+    from .chaos_proxy import ChaosProxy, Direction
+    from .faults import Faults
+    from .memory_producer import MemoryLink, MemoryProducer
+    from .proxied_connection import ChaosCounts
+    from .temporary_cluster import TemporaryCluster
+    from .temporary_producer import TemporaryProducer
 
 __all__ = [
     "ChaosCounts",
@@ -17,3 +27,17 @@ __all__ = [
     "TemporaryCluster",
     "TemporaryProducer",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "ChaosCounts": ".proxied_connection",
+        "ChaosProxy": ".chaos_proxy",
+        "Direction": ".chaos_proxy",
+        "Faults": ".faults",
+        "MemoryLink": ".memory_producer",
+        "MemoryProducer": ".memory_producer",
+        "TemporaryCluster": ".temporary_cluster",
+        "TemporaryProducer": ".temporary_producer",
+    },
+)

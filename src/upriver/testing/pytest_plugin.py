@@ -1,23 +1,24 @@
-"""Fixtures for people who test their own change-stream code; pytest finds them when installed.
+"""The pytest plugin: fixtures with temporary producers, proxies and clusters.
 
     def test_my_reader(upriver_producer):
         upriver_producer.write(b"order:1", b"{}")
         assert my_reader(upriver_producer.source) == ["order:1"]
 
-Nothing is imported before a test asks for it.
+pytest loads it where Upriver is installed; it imports nothing before a fixture is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
-    from .chaos import ChaosProxy
-    from .cluster import TemporaryCluster
-    from .temporary import TemporaryProducer
+    from .chaos_proxy import ChaosProxy
+    from .temporary_cluster import TemporaryCluster
+    from .temporary_producer import TemporaryProducer
 
 __all__ = [
     "ProducerBehindProxy",
@@ -30,7 +31,7 @@ __all__ = [
 
 
 class ProducerBehindProxy(NamedTuple):
-    """A producer whose clients all come through a network that breaks on command."""
+    """A producer whose clients all connect through a `ChaosProxy`."""
 
     producer: TemporaryProducer
     proxy: ChaosProxy
@@ -38,24 +39,18 @@ class ProducerBehindProxy(NamedTuple):
 
 @pytest.fixture
 def upriver_producers() -> Iterator[Callable[..., TemporaryProducer]]:
-    """Makes producers with settings of your own; they are gone when the test ends."""
-    from contextlib import ExitStack
-
-    from .temporary import TemporaryProducer
+    """Starts producers with settings of your own; they are removed when the test ends."""
+    from .temporary_producer import TemporaryProducer
 
     with ExitStack() as running:
-
-        def start(**settings: Any) -> TemporaryProducer:
-            return running.enter_context(TemporaryProducer(**settings))
-
-        yield start
+        yield lambda **settings: running.enter_context(TemporaryProducer(**settings))
 
 
 @pytest.fixture
 def upriver_producer(
     upriver_producers: Callable[..., TemporaryProducer],
 ) -> TemporaryProducer:
-    """A producer with 64 empty vbuckets: ``source`` for clients, and faults on demand."""
+    """A producer with 64 empty vbuckets: ``source`` is its connection string."""
     return upriver_producers()
 
 
@@ -63,8 +58,8 @@ def upriver_producer(
 def upriver_behind_proxy(
     upriver_producers: Callable[..., TemporaryProducer],
 ) -> Iterator[ProducerBehindProxy]:
-    """The same behind a proxy, to cut, delay, truncate and corrupt what flows."""
-    from .chaos import ChaosProxy
+    """A producer behind a proxy that can cut, delay, truncate and corrupt its connections."""
+    from .chaos_proxy import ChaosProxy
 
     with ChaosProxy() as proxy:
         producer = upriver_producers(advertise=(proxy.host, proxy.port))
@@ -74,22 +69,16 @@ def upriver_behind_proxy(
 
 @pytest.fixture
 def upriver_clusters() -> Iterator[Callable[..., TemporaryCluster]]:
-    """Makes clusters with settings of your own; they are gone when the test ends."""
-    from contextlib import ExitStack
-
-    from .cluster import TemporaryCluster
+    """Starts clusters with settings of your own; they are removed when the test ends."""
+    from .temporary_cluster import TemporaryCluster
 
     with ExitStack() as running:
-
-        def start(**settings: Any) -> TemporaryCluster:
-            return running.enter_context(TemporaryCluster(**settings))
-
-        yield start
+        yield lambda **settings: running.enter_context(TemporaryCluster(**settings))
 
 
 @pytest.fixture
 def upriver_cluster(
     upriver_clusters: Callable[..., TemporaryCluster],
 ) -> TemporaryCluster:
-    """Three nodes with a replica of each of 16 vbuckets: to kill, pause, fail over, rebalance."""
+    """A cluster of three nodes, 16 vbuckets, one replica: to kill, pause, fail over, rebalance."""
     return upriver_clusters()

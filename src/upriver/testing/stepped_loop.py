@@ -1,8 +1,8 @@
-"""An event loop that does nothing by itself: its owner says what runs next and what time it is.
+"""A deterministic asyncio event loop with a manual clock, run step by step by its owner.
 
 It has no sockets and no selector. Its clock stands still until it is moved, and a server that
-listens on it gets its connections from `SteppedLoop.connect`. A callback that raises ends the
-call that ran it, so that a fault of the server fails the test that met it.
+listens on it gets its connections from `SteppedLoop.connect`. An exception in a callback is raised
+by the call that ran it, so that a fault of the server fails the test.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _Call = tuple[asyncio.Handle, Callable[..., object], tuple[Any, ...], contextvar
 
 
 class SteppedLoop(asyncio.AbstractEventLoop):
-    """What a server needs of an event loop, one step at a time."""
+    """The part of an event loop that the server needs, run one callback at a time."""
 
     def __init__(self, *, others: Callable[[], object]) -> None:
-        """``others`` waits until no other thread works on something that was asked for here."""
+        """``others`` waits until work that callbacks gave to other threads is done."""
         self._others = others
         self._now = 0.0
         self._ready: deque[_Call] = deque()
-        #: From other threads. They wait for the end of a step, wherever in it they came.
+        #: Callbacks from other threads; they run after the current step, at whatever point of it
+        #: they arrived.
         self._arrived: deque[_Call] = deque()
         self._timers: list[tuple[float, int, _Call]] = []
         self._order = itertools.count()
@@ -39,11 +40,11 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         self._listener: _Listener | None = None
         self._closed = False
 
-    # ---- for its owner -------------------------------------------------------------------
+    # ---- called by the owner -------------------------------------------------------------
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the block it is the running loop; what the block has others do is then done."""
+        """Makes it the running loop in the block; then waits for work in other threads."""
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -53,7 +54,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
             self._others()
 
     def step(self) -> bool:
-        """Runs what has waited longest; false if nothing was ready."""
+        """Runs the oldest ready callback; false if nothing was ready."""
         if self._faults:
             raise self._faults.pop()
         while self._arrived:
@@ -68,12 +69,12 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         return False
 
     def settle(self) -> None:
-        """Runs until nothing is ready. Time does not pass."""
+        """Runs until nothing is ready. The clock does not move."""
         while self.step():
             pass
 
     def advance(self, seconds: float) -> None:
-        """Has time pass: all that becomes due runs in its order, each at its time."""
+        """Moves the clock: timers that become due run in their order, each at its time."""
         until = self._now + seconds
         self.settle()
         while self._timers and self._timers[0][0] <= until:
@@ -83,7 +84,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         self._now = until
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a coroutine to its end, and has as much time pass as it takes."""
+        """Runs a coroutine to its end, moving the clock to its timers as needed."""
         task: asyncio.Task[_T] = self.create_task(coroutine)
         self.settle()
         while not task.done():
@@ -91,13 +92,13 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def connect(self) -> asyncio.BaseProtocol:
-        """A new connection's protocol, of the server that listens here."""
+        """The protocol of a new connection to the server that listens on this loop."""
         if self._listener is None:
             raise ConnectionRefusedError("nobody listens")
         with self.running():
             return self._listener.factory()
 
-    # ---- for what runs on it -------------------------------------------------------------
+    # ---- asyncio.AbstractEventLoop -------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -161,7 +162,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Asyncio tells of it; a cancelled timer is left out when its time comes."""
+        """Called by asyncio; a cancelled timer is skipped when it becomes due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -181,7 +182,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
 
 
 class _Address:
-    """What a server asks its listening socket."""
+    """The part of a listening socket that the server uses."""
 
     def __init__(self, name: tuple[str, int]) -> None:
         self._name: Final = name
@@ -191,7 +192,7 @@ class _Address:
 
 
 class _Listener:
-    """A server's place to listen, on no network."""
+    """The listening server that `create_server` returns, without a network."""
 
     def __init__(
         self, factory: Callable[[], asyncio.BaseProtocol], address: tuple[str, int]
@@ -200,4 +201,4 @@ class _Listener:
         self.sockets = (_Address(address),)
 
     def close(self) -> None:
-        """There is nothing to close: whoever stops the server also drops its loop."""
+        """There is nothing to close: the loop is dropped together with the server."""

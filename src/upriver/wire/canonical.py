@@ -1,11 +1,11 @@
-"""The one form in which a change is stored: a DCP packet with opaque 0.
+"""The storage format of changes: DCP packets with opaque 0 (canonical frames).
 
-Deletions and expirations carry their time, and keys their collection id, so nothing that any
-stream may need is left out. A stream that wants exactly this sends the stored bytes with its
-opaque written over bytes 12 to 15; any other decodes and encodes again.
+Deletions and expirations include their time, and keys their collection id, so a stored frame has
+everything that any stream needs. A stream with all features sends the stored bytes with its opaque
+written over bytes 12 to 15; any other stream re-encodes them.
 
 The functions here pack the three data messages with one struct each, because they run once for
-every write; `Dcp(collections=True)` reads and writes the same bytes.
+every write; `Dcp(collections=True)` decodes and encodes the same bytes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,36 @@ from typing import Final, NamedTuple
 
 from ..model import Op
 from . import leb128
+from .dialects.dcp import Dcp
 from .header import HEADER_SIZE, REQUEST
+from .names import Command
 
-__all__ = ["OPAQUE_AT", "CanonicalChange", "deletion", "expiration", "mutation", "parse"]
+__all__ = [
+    "NRU",
+    "OPAQUE_AT",
+    "STORED_COMMANDS",
+    "STORED_OPCODES",
+    "CanonicalChange",
+    "deletion",
+    "expiration",
+    "is_event",
+    "key_of",
+    "mutation",
+    "parse",
+]
 
-#: Where a stream writes its opaque.
+#: The offset of the opaque, which a stream overwrites.
 OPAQUE_AT: Final = 12
+
+#: The messages that are stored.
+STORED_COMMANDS: Final = (
+    Command.MUTATION,
+    Command.DELETION,
+    Command.EXPIRATION,
+    Command.SYSTEM_EVENT,
+)
+_OPCODES: Final = Dcp.table.opcodes
+STORED_OPCODES: Final = frozenset(_OPCODES[command] for command in STORED_COMMANDS)
 
 _HEADER = (
     "B"  # magic
@@ -33,6 +57,8 @@ _HEADER = (
     "4x"  # opaque
     "Q"  # cas
 )
+#: What real servers say of a document that was just written.
+NRU: Final = 2
 _SEQNOS = (
     "Q"  # by seqno
     "Q"  # rev seqno
@@ -42,7 +68,7 @@ _MUTATION = struct.Struct(
     "I"  # expiration
     "4x"  # lock time
     "2x"  # extended metadata length
-    "x"  # nru
+    "B"  # nru
 )
 _DELETION = struct.Struct(
     ">" + _HEADER + _SEQNOS + "I"  # delete time
@@ -52,14 +78,15 @@ _EXPIRATION = struct.Struct(
     ">" + _HEADER + _SEQNOS + "I"  # delete time
 )
 _pack_mutation = _MUTATION.pack
-_MUTATION_OPCODE: Final = 0x57
-_DELETION_OPCODE: Final = 0x58
-_EXPIRATION_OPCODE: Final = 0x59
+_MUTATION_OPCODE: Final = _OPCODES[Command.MUTATION]
+_DELETION_OPCODE: Final = _OPCODES[Command.DELETION]
+_EXPIRATION_OPCODE: Final = _OPCODES[Command.EXPIRATION]
+_EVENT_OPCODE: Final = _OPCODES[Command.SYSTEM_EVENT]
 _MUTATION_EXTRAS: Final = _MUTATION.size - HEADER_SIZE
 
 
 class CanonicalChange(NamedTuple):
-    """What a stored packet says. ``time`` is a mutation's expiry, a deletion's own time."""
+    """A decoded stored frame. ``time`` is a mutation's expiry, or the time of a deletion."""
 
     op: Op
     vbucket: int
@@ -85,7 +112,7 @@ def mutation(
     key: bytes,
     value: bytes,
 ) -> bytes:
-    """A stored mutation; ``key`` begins with its collection id."""
+    """The stored frame of a mutation; ``key`` begins with its collection id."""
     key_length = len(key)
     body = _MUTATION_EXTRAS + key_length + len(value)
     head = _pack_mutation(
@@ -101,6 +128,7 @@ def mutation(
         rev,
         flags,
         expiry,
+        NRU,
     )
     return b"".join((head, key, value))
 
@@ -115,7 +143,7 @@ def deletion(
     key: bytes,
     value: bytes = b"",
 ) -> bytes:
-    """A stored deletion; ``key`` begins with its collection id, ``value`` holds only xattrs."""
+    """The frame of a deletion; ``key`` begins with its collection id, ``value`` has xattrs."""
     return _removal(
         _DELETION, _DELETION_OPCODE, vbucket, seqno, rev, cas, delete_time, datatype, key, value
     )
@@ -131,7 +159,7 @@ def expiration(
     key: bytes,
     value: bytes = b"",
 ) -> bytes:
-    """A stored expiration, as `deletion`."""
+    """The stored frame of an expiration, as `deletion`."""
     return _removal(
         _EXPIRATION, _EXPIRATION_OPCODE, vbucket, seqno, rev, cas, delete_time, datatype, key, value
     )
@@ -157,11 +185,22 @@ def _removal(
     return head + key + value
 
 
+def is_event(frame: bytes) -> bool:
+    """Whether a stored frame is a system event rather than a change of a document."""
+    return frame[1] == _EVENT_OPCODE
+
+
+def key_of(frame: bytes) -> bytes:
+    """The key of a stored document's frame, with its collection id."""
+    at = HEADER_SIZE + frame[4]
+    return frame[at : at + int.from_bytes(frame[2:4])]
+
+
 def parse(frame: bytes) -> CanonicalChange:
-    """Reads back what the functions here packed. It trusts them: use a dialect for peers' bytes."""
+    """Unpacks a stored frame. It does not validate: use a dialect for bytes from a peer."""
     opcode = frame[1]
     if opcode == _MUTATION_OPCODE:
-        _, _, kl, _, datatype, vbucket, _, cas, seqno, rev, flags, time = _MUTATION.unpack_from(
+        _, _, kl, _, datatype, vbucket, _, cas, seqno, rev, flags, time, _ = _MUTATION.unpack_from(
             frame
         )
         op, at = Op.MUTATION, _MUTATION.size

@@ -1,6 +1,6 @@
-"""Values with an inner structure: lists of pairs, features, paths, cached items.
+"""Codecs for structured packet values: failover logs, seqno lists, features, sub-document paths.
 
-Each is a pair of functions over whole values; ValueError says which rule was broken.
+Each is a pair of functions over a whole value; they raise ValueError with the broken rule.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _dump_cached(items: tuple[CachedItem, ...]) -> bytes:
 
 
 def feature_list(codes: Codes) -> Value:
-    """HELLO's features, two bytes each; a number without a name stays a number."""
+    """The codec of HELLO's features, two bytes each; unknown ones stay numbers."""
 
     def load(raw: bytes) -> tuple[Any, ...]:
         if len(raw) % _U16.size:
@@ -205,7 +205,7 @@ def feature_list(codes: Codes) -> Value:
 
 
 def lookup_paths(opcodes: Codes) -> Value:
-    """The paths of a sub-document lookup."""
+    """The codec of the paths of a sub-document lookup."""
 
     def load(raw: bytes) -> tuple[SubdocPath, ...]:
         head, paths, at = _records(raw, _LOOKUP, "a path"), [], 0
@@ -229,7 +229,7 @@ def lookup_paths(opcodes: Codes) -> Value:
 
 
 def mutation_paths(opcodes: Codes) -> Value:
-    """The paths and values of a sub-document mutation."""
+    """The codec of the paths and values of a sub-document mutation."""
 
     def load(raw: bytes) -> tuple[SubdocPath, ...]:
         head, paths, at = _records(raw, _CHANGE, "a path"), [], 0

@@ -1,7 +1,7 @@
-"""A packet field by field, for people: where each lies, its bytes, and what they mean.
+"""Dissects a packet into its fields for display: offset, bytes and meaning of each.
 
-It goes as far as a packet's lengths allow, so a broken packet can be looked at too. Decoding is
-the dialects' business; this module only names what they would read.
+It goes as far as the packet's lengths allow, so that malformed packets can be shown too. It only
+names the fields; decoding is done by the dialects.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MAGIC_NAMES = {
     0x83: "response to the server",
 }
 _SHOWN_TEXT = 60
-#: The years 2010 to 2100: outside of these a CAS is no time.
+#: The years 2010 to 2100: a CAS outside of them is not a time.
 _FIRST_PLAUSIBLE_CAS = 1_262_304_000_000_000_000
 _LAST_PLAUSIBLE_CAS = 4_102_444_800_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FieldView:
-    """One field of a packet as a person would want to see it."""
+    """One field of a packet, for display."""
 
     offset: int
     size: int
@@ -51,7 +51,7 @@ class FieldView:
 
 
 def dissect(packet: bytes, dialect: Dialect) -> tuple[FieldView, ...]:
-    """Every field of a packet that its lengths let be found."""
+    """The fields of a packet, as far as its lengths allow."""
     if isinstance(dialect, Draft002):
         return tuple(_dissect_002(packet))
     assert isinstance(dialect, MemcachedDialect)
@@ -112,7 +112,7 @@ def _header(header: Header, dialect: MemcachedDialect) -> Iterator[FieldView]:
 
 
 def _layout(packet: bytes, header: Header, dialect: MemcachedDialect) -> Layout | None:
-    """The form that a packet has, or the one that it comes closest to."""
+    """The layout of a packet, or the closest one."""
     key = (header.of_server, header.opcode)
     if header.is_response:
         command = dialect.table.commands.get(key)
@@ -209,7 +209,7 @@ def _number_meaning(number: int) -> str:
 
 
 def _cas_meaning(cas: int) -> str:
-    """A CAS is a clock: nanoseconds since 1970, the lowest bits a counter."""
+    """A CAS with its time: it is nanoseconds since 1970, with a counter in the lowest bits."""
     if not _FIRST_PLAUSIBLE_CAS <= cas <= _LAST_PLAUSIBLE_CAS:
         return str(cas)
     moment = datetime.fromtimestamp(cas // 1_000_000_000, UTC)
@@ -254,11 +254,11 @@ def _value_meaning(raw: bytes, datatype: Datatype) -> str:
 
 
 def _bytes_meaning(raw: bytes) -> str:
-    """Text where it is text, a count where it is not, cut to a line."""
+    """The bytes as text, or their number if they are not text; truncated to a line."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return f"{len(raw)} bytes that are no text"
+        return f"{len(raw)} bytes that are not text"
     if not text.isprintable():
         try:
             text = json.dumps(json.loads(text), separators=(",", ":"))

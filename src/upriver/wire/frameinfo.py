@@ -1,10 +1,9 @@
-"""Framing extras: the small optional fields between header and extras of a flexible packet.
+"""Framing extras (frame infos): optional fields between header and extras of a flexible packet.
 
-Each is ``id<<4 | length`` in one byte, then the data; 15 in either half says that the real number
-is 15 plus the next byte (the id's escape byte first). Requests and responses number them apart.
+Each is ``id<<4 | length`` in one byte, then the data; 15 in either half means 15 plus the next byte
+(the id's escape byte first). Requests and responses have separate ids.
 
-This module knows the encoding and nothing of the packets around it; what is wrong is raised as
-`FrameInfoError` with an offset into the framing extras.
+Errors are `FrameInfoError` with an offset into the framing extras.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _U16 = struct.Struct(">H")
 
 
 class FrameInfoError(ValueError):
-    """What is wrong with framing extras, where, and what a server should answer."""
+    """Malformed framing extras: the offset, the rule, and the status for a server to answer."""
 
     def __init__(self, offset: int, rule: str, status: Status = Status.INVALID) -> None:
         super().__init__(rule)
@@ -56,12 +55,12 @@ class FrameInfo:
 
 @dataclass(frozen=True, slots=True)
 class Barrier(FrameInfo):
-    """Requests behind this one wait for those before it."""
+    """A barrier: later requests wait for the requests before this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durability(FrameInfo):
-    """Answer only when the write has reached this level; the server's own timeout if None."""
+    """A durable write, acknowledged at this level; timeout None is the server's default."""
 
     level: DurabilityLevel
     timeout_ms: int | None = None
@@ -76,7 +75,7 @@ class StreamId(FrameInfo):
 
 @dataclass(frozen=True, slots=True)
 class Impersonate(FrameInfo):
-    """Act as this user."""
+    """The user on whose behalf the request is executed."""
 
     user: bytes
 
@@ -88,21 +87,21 @@ class PreserveTtl(FrameInfo):
 
 @dataclass(frozen=True, slots=True)
 class ExtraPrivilege(FrameInfo):
-    """Give the impersonated user one more privilege for this request."""
+    """An additional privilege of the impersonated user for this request."""
 
     name: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TokenId(FrameInfo):
-    """Act as the owner of a registered token."""
+    """The registered token on whose owner's behalf the request is executed."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDuration(FrameInfo):
-    """How long the server worked, as (microseconds * 2) ** (1 / 1.74)."""
+    """The server's processing time, as (microseconds * 2) ** (1 / 1.74)."""
 
     encoded: int
 
@@ -123,14 +122,14 @@ class WriteUnits(FrameInfo):
 
 @dataclass(frozen=True, slots=True)
 class ThrottleDuration(FrameInfo):
-    """How long the request was held back, encoded as `ServerDuration`."""
+    """The time for which the request was throttled, encoded as `ServerDuration`."""
 
     encoded: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownFrameInfo(FrameInfo):
-    """A frame info without a name here; a server answers it with UNKNOWN_FRAME_INFO."""
+    """An unknown frame info; a server answers it with UNKNOWN_FRAME_INFO."""
 
     id: int
     data: bytes

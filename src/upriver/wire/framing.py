@@ -1,7 +1,7 @@
-"""Cuts a stream of bytes into packets, whatever chunks it arrives in.
+"""Framing: splits a byte stream into packets by their length fields.
 
-Only a packet's own length is looked at: a bad one is fatal, because nothing behind it can be
-found. The first byte tells draft 002 (opcodes 1 to 7 behind 12 bytes) from every other (the
+Only the length of a packet is checked: a bad one is fatal, because the next packet cannot be found.
+The first byte distinguishes draft 002 (opcodes 1 to 7, a 12-byte header) from all other drafts (the
 memcached magics); a connection never changes between the two.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["HEADER_002_SIZE", "Framer", "packet_length"]
 HEADER_002_SIZE: Final = 12
 
 _LENGTH = struct.Struct(">I")
-_LENGTH_AT: Final = 8  # in both headers
+_LENGTH_AT: Final = 8  # the offset of the length in both headers
 _OPCODES_002: Final = frozenset(range(1, 8))
 
 
@@ -70,43 +70,66 @@ class Framer:
     def __init__(self, *, max_body: int = MAX_BODY) -> None:
         self._buffer = bytearray()
         self._start = 0
-        self._max_body = max_body
-        #: What packets of this connection begin with, once its first one told.
+        #: The longest body that is accepted; callers change it, for example after authentication.
+        self.max_body = max_body
+        #: The first bytes that packets of this connection may have; known after the first packet.
         self._first_bytes: frozenset[int] = frozenset()
         self._header_size = 0
 
     @property
     def pending(self) -> int:
-        """How many bytes wait for the rest of their packet."""
+        """The number of buffered bytes."""
         return len(self._buffer) - self._start
 
-    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
-        """Takes a chunk and yields the packets that it completes."""
-        self._buffer += chunk
-        return self._packets()
+    def take_pending(self) -> bytes:
+        """Removes and returns the buffered bytes, for a caller that parses the stream itself."""
+        pending = bytes(self._buffer[self._start :])
+        self._buffer.clear()
+        self._start = 0
+        return pending
 
-    def _packets(self) -> Iterator[bytes]:
+    @property
+    def awaited(self) -> int:
+        """The length of the next packet; 0 while its header is incomplete or invalid."""
+        try:
+            return packet_length(self._buffer, self._start, max_body=self.max_body) or 0
+        except DecodeError:
+            return 0
+
+    def add(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Buffers a chunk without parsing it."""
+        self._buffer += chunk
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
+        """Buffers a chunk and yields the packets that it completes."""
+        self._buffer += chunk
+        return self.packets()
+
+    def packets(self) -> Iterator[bytes]:
+        """Yields the complete packets. A caller may stop early and call it again later."""
         buffer, unpack = self._buffer, _LENGTH.unpack_from
-        while len(buffer) - self._start >= _LENGTH_AT + _LENGTH.size:
-            start = self._start
-            body = unpack(buffer, start + _LENGTH_AT)[0]
-            if buffer[start] not in self._first_bytes or body > self._max_body:
-                self._pin(buffer[start])
-                packet_length(buffer, start, max_body=self._max_body)  # says what is wrong
-            length = self._header_size + body
-            if len(buffer) - start < length:
-                break
-            self._start = start + length
-            yield bytes(memoryview(buffer)[start : start + length])
-        else:
-            if self._start < len(buffer):
-                self._pin(buffer[self._start])
-        if self._start:
-            del buffer[: self._start]
-            self._start = 0
+        try:
+            while len(buffer) - self._start >= _LENGTH_AT + _LENGTH.size:
+                start = self._start
+                body = unpack(buffer, start + _LENGTH_AT)[0]
+                if buffer[start] not in self._first_bytes or body > self.max_body:
+                    self._pin(buffer[start])
+                    packet_length(buffer, start, max_body=self.max_body)  # raises the error
+                length = self._header_size + body
+                if len(buffer) - start < length:
+                    break
+                self._start = start + length
+                yield bytes(memoryview(buffer)[start : start + length])
+            else:
+                if self._start < len(buffer):
+                    self._pin(buffer[self._start])
+        finally:
+            if self._start:
+                del buffer[: self._start]
+                self._start = 0
 
     def _pin(self, first: int) -> None:
-        """Holds the connection to the header that its first packet has."""
+        """Fixes the header format of the connection by its first packet."""
         if first in self._first_bytes:
             return
         if not self._first_bytes and first in MAGICS | _OPCODES_002:
@@ -123,4 +146,4 @@ class Framer:
                 rule=f"{first:#04x} belongs to a draft with another header than the packets before",
                 usable=False,
             )
-        packet_length(bytes([first]))  # says that it begins no packet
+        packet_length(bytes([first]))  # raises: not the first byte of a packet

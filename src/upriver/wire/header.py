@@ -1,4 +1,4 @@
-"""The 24-byte memcached header, which every draft but 002 shares.
+"""The 24-byte memcached header of every draft but 002.
 
 With the flexible magics byte 2 counts framing extras and byte 3 the key; with the others bytes 2
 and 3 together count the key.
@@ -75,12 +75,12 @@ class Header(NamedTuple):
 
     @property
     def of_server(self) -> bool:
-        """Whether the command is one that servers send to clients."""
+        """Whether it is a request from a server to a client, or the response to one."""
         return self.magic in (SERVER_REQUEST, SERVER_RESPONSE)
 
 
 def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
-    """The header at ``offset``; there must be 24 bytes, and nothing else is checked."""
+    """Parses the header at ``offset``, where 24 bytes must be; no field is validated."""
     magic, opcode, keys, extras, datatype, vbucket, body, opaque, cas = _HEADER.unpack_from(
         data, offset
     )

@@ -1,8 +1,7 @@
-"""The key-value commands as named values: what ordinary clients and tools say on the same port.
+"""The messages of the memcached key-value commands, as dataclasses.
 
-A quiet request (``quiet=True``) is answered only when the answer is interesting: errors for
-writes, hits for reads. Documents are addressed by ``collection`` (None where collections are not
-negotiated) and ``key``.
+A quiet request (``quiet=True``) is answered only with an error (writes) or a hit (reads). Documents
+are addressed by ``collection`` (None if collections are not negotiated) and ``key``.
 """
 
 from __future__ import annotations
@@ -55,6 +54,9 @@ __all__ = [
     "ObserveSeqnoResponse",
     "Prepend",
     "Quit",
+    "RangeScanCancel",
+    "RangeScanContinue",
+    "RangeScanCreate",
     "Replace",
     "SaslAuth",
     "SaslListMechanisms",
@@ -63,6 +65,7 @@ __all__ = [
     "SeqnoPersistence",
     "Set",
     "SetClusterConfig",
+    "SetCtrlToken",
     "SetManifest",
     "SetVBucket",
     "SetWithMeta",
@@ -98,7 +101,7 @@ class DocumentRequest(Request):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Get(DocumentRequest):
     quiet: bool = False
-    #: Whether the answer repeats the key.
+    #: Whether the response repeats the key.
     with_key: bool = False
 
 
@@ -115,7 +118,7 @@ class GetReplica(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetLocked(DocumentRequest):
-    """Reads and locks; the server's own lock time if None."""
+    """Reads and locks; ``lock_time`` None is the server's default."""
 
     lock_time: int | None = None
 
@@ -127,7 +130,7 @@ class GetRandomKey(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentResponse(Response):
-    """A document that was read; ``key`` only where it was asked for."""
+    """A document that was read; ``key`` only if the request asked for it."""
 
     value: bytes = b""
     flags: int = 0
@@ -169,7 +172,7 @@ class StoreRequest(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Set(StoreRequest):
-    #: Only over the version with this CAS; 0 for any.
+    #: Replaces only the version with this CAS; 0 for any.
     cas: int = 0
 
 
@@ -204,7 +207,7 @@ class Delete(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment(DocumentRequest):
-    """Counts a decimal document; an expiry of 2**32-1 says that it must exist."""
+    """Increments a decimal counter; with an expiry of 2**32-1 the document must exist."""
 
     delta: int = 1
     initial: int = 0
@@ -214,7 +217,7 @@ class Increment(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decrement(Increment):
-    """As `Increment`, downwards, never below 0."""
+    """Decrements a decimal counter, never below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +232,7 @@ class Unlock(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationResponse(Response):
-    """A write that succeeded; branch and seqno where mutation seqnos are negotiated."""
+    """A successful write; vbuuid and seqno only if mutation seqnos are negotiated."""
 
     cas: int = 0
     vbuuid: int | None = None
@@ -243,7 +246,7 @@ class CounterResponse(MutationResponse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetWithMeta(DocumentRequest):
-    """Writes a document with the revision and CAS it has elsewhere."""
+    """Writes a document with the given revision and CAS, as cross-datacenter replication does."""
 
     value: bytes = b""
     flags: int = 0
@@ -253,7 +256,7 @@ class SetWithMeta(DocumentRequest):
     cas: int = 0
     datatype: Datatype = Datatype.RAW
     options: int | None = None
-    #: Bytes behind the value, with their length in the extras.
+    #: Bytes after the value, with their length in the extras.
     extended_meta: bytes | None = None
     add_only: bool = False
     quiet: bool = False
@@ -281,6 +284,40 @@ class FlushAll(Request):
     quiet: bool = False
 
 
+# ---- scans -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeScanCreate(Request):
+    """Opens a scan over the documents of a vbucket; ``value`` is JSON that says which."""
+
+    vbucket: int
+    value: bytes = b""
+    datatype: Datatype = Datatype.JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeScanContinue(Request):
+    """Asks for the next documents of a scan, whose id has 128 bits; a limit of 0 is none."""
+
+    vbucket: int
+    scan_high: int
+    scan_low: int
+    item_limit: int = 0
+    #: In milliseconds.
+    time_limit: int = 0
+    byte_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeScanCancel(Request):
+    """Ends a scan."""
+
+    vbucket: int
+    scan_high: int
+    scan_low: int
+
+
 # ---- parts of documents ------------------------------------------------------------------
 
 
@@ -300,7 +337,7 @@ class SubdocOperation(DocumentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubdocPath:
-    """One operation of several; lookups have no value."""
+    """One operation of a multi-path request; lookups have no value."""
 
     command: Command
     path: bytes = b""
@@ -312,6 +349,7 @@ class SubdocPath:
 class SubdocMultiLookup(DocumentRequest):
     paths: tuple[SubdocPath, ...]
     doc_flags: int | None = None
+    cas: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +370,7 @@ class Quit(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop(Request):
-    """Is answered, and nothing else."""
+    """Does nothing; is answered with SUCCESS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +385,7 @@ class Verbosity(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat(Request):
-    """Asks for a group of statistics; the answer is a packet for each and an empty one."""
+    """Requests a group of statistics, answered by a packet for each and an empty one at the end."""
 
     group: str = ""
     value: bytes = b""
@@ -365,7 +403,7 @@ class StatResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Request):
-    """Offers features; a number stands for one without a name here."""
+    """Offers features; a number is a feature that is unknown here."""
 
     agent: str = ""
     features: tuple[Feature | int, ...] = ()
@@ -379,7 +417,7 @@ class HelloResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslListMechanisms(Request):
-    """Asks for the mechanisms, answered as text with spaces between."""
+    """Requests the SASL mechanisms, answered as names separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +434,7 @@ class SaslStep(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListBuckets(Request):
-    """Asks for the names of the buckets, answered as text with spaces between."""
+    """Requests the names of the buckets, answered as names separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +444,7 @@ class SelectBucket(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetClusterConfig(Request):
-    """Asks for the cluster map, or for a newer one than ``(epoch, revision)``."""
+    """Requests the cluster map, or only one newer than ``(epoch, revision)``."""
 
     epoch: int | None = None
     revision: int | None = None
@@ -414,7 +452,7 @@ class GetClusterConfig(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetClusterConfig(Request):
-    """Gives a node the map of a bucket, or of the cluster where the bucket is empty."""
+    """Sets the map of a bucket on a node, or the map of the cluster if ``bucket`` is empty."""
 
     bucket: str = ""
     epoch: int
@@ -425,12 +463,25 @@ class SetClusterConfig(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustermapChanged(Request):
-    """A server tells a client of a new map. Older servers give a revision without an epoch."""
+    """Notifies a client of a new map. Older servers send a revision without an epoch."""
 
     bucket: str = ""
     epoch: int | None = None
     revision: int = 0
     config: bytes = b""
+    datatype: Datatype = Datatype.RAW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetCtrlToken(Request):
+    """Sets a cluster manager's session token; commands with a lower token are refused afterwards.
+
+    ``value`` is JSON that only Upriver's nodes understand: manager and node authenticate each other
+    with it, and it renews the node's lease.
+    """
+
+    token: int
+    value: bytes = b""
     datatype: Datatype = Datatype.RAW
 
 
@@ -465,16 +516,16 @@ class VBucketResponse(Response):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteVBucket(Request):
     vbucket: int
-    #: ``async=0`` asks to be answered only when it is gone.
+    #: ``async=0`` delays the response until the vbucket is deleted.
     value: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetAllSeqnos(Request):
-    """Asks for high seqnos of vbuckets in a state, or of one collection in them."""
+    """Requests the high seqnos of vbuckets in a state, or of one collection in them."""
 
     state: RequestedState | None = None
-    #: Needs a state before it.
+    #: Only together with a state.
     collection: int | None = None
 
 
@@ -488,7 +539,7 @@ class AllSeqnosResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFailoverLog(Request):
-    """The failover log of a vbucket, on a connection that is no change stream."""
+    """Requests the failover log of a vbucket on a key-value connection."""
 
     vbucket: int
 
@@ -501,14 +552,14 @@ class GetFailoverLogResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observe(Request):
-    """Whether documents are persisted; vbucket, key pairs in the value."""
+    """Requests whether documents are persisted; the value holds (vbucket, key) pairs."""
 
     keys: tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSeqno(Request):
-    """How far a branch of a vbucket has come on this node."""
+    """Requests the persisted and current seqnos of a vbucket's branch on this node."""
 
     vbucket: int
     vbuuid: int
@@ -516,7 +567,7 @@ class ObserveSeqno(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSeqnoResponse(Response):
-    """The last two say where an old branch ended; they are there only after a failover."""
+    """The seqnos of a branch; the last two fields tell where an old branch ended in a failover."""
 
     command: Command | int = Command.OBSERVE_SEQNO
     vbucket: int
@@ -529,7 +580,7 @@ class ObserveSeqnoResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeqnoPersistence(Request):
-    """Is answered when this seqno is on disk."""
+    """Is answered when this seqno is persisted."""
 
     vbucket: int
     seqno: int
@@ -537,7 +588,7 @@ class SeqnoPersistence(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPersistence(Request):
-    """For tests: writes stay in memory until `StartPersistence`."""
+    """For tests: stops persisting writes until `StartPersistence`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -547,7 +598,7 @@ class StartPersistence(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact(Request):
-    """Compacts a vbucket: tombstones up to either bound go."""
+    """Compacts a vbucket: purges tombstones up to a time or a seqno."""
 
     vbucket: int
     purge_before_time: int = 0
@@ -557,19 +608,19 @@ class Compact(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetManifest(Request):
-    """Gives a bucket its scopes and collections, as JSON."""
+    """Sets the scopes and collections of a bucket, as JSON."""
 
     manifest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetManifest(Request):
-    """Asks for the scopes and collections, as JSON."""
+    """Requests the scopes and collections, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetCollectionId(Request):
-    """Asks for a collection by ``scope.collection``; real servers accept it as key too."""
+    """Requests the id of ``scope.collection``; real servers accept it as key too."""
 
     path: str
 
@@ -581,7 +632,7 @@ class GetScopeId(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionIdResponse(Response):
-    """The id of a collection or a scope, and the manifest that says so."""
+    """The id of a collection or a scope, and the uid of the manifest."""
 
     manifest_uid: int
     id: int

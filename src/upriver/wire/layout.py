@@ -1,8 +1,8 @@
-"""How a message lies in a packet, as data: records of fixed fields, and rules for key and value.
+"""Packet layouts as data: records of fixed fields, and rules for key and value.
 
-A dialect is a table of `Layout`. The same table decodes, encodes and explains a packet, so a field
-is written down once. Conversions raise ValueError with the rule that was broken; who calls them
-knows the packet and adds field and offset.
+A dialect is a table of `Layout`. The same table decodes, encodes and explains a packet, so each
+field is declared once. Conversions raise ValueError with the broken rule; callers know the packet
+and add field and offset.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Slot:
     """One fixed-size field of a record."""
 
     letter: str
-    #: The message's attribute, or "" for bytes that no message holds.
+    #: The message's attribute, or "" for a field without one.
     attribute: str
     label: str
     load: Callable[[int], Any] | None = None
     dump: Callable[[Any], int] | None = None
-    #: What is sent where there is no attribute.
+    #: The number that is sent if there is no attribute.
     constant: int = 0
-    #: Whether anything but the constant is an error.
+    #: Whether any other number than the constant is an error.
     required: bool = False
     minimum: int = 0
-    #: The attribute to send in place of one that is None, or a number.
+    #: The attribute or the number to send if the attribute is None.
     absent: str | int | None = None
     #: The attribute whose length this field holds.
     measures: str = ""
@@ -67,7 +67,7 @@ class Slot:
         return struct.calcsize(">" + self.letter)
 
     def number(self, message: Message) -> int:
-        """What stands in this field for a message."""
+        """The number of this field for a message."""
         if self.measures:
             return len(getattr(message, self.measures))
         if not self.attribute:
@@ -81,7 +81,7 @@ class Slot:
             raise FieldError(self.attribute, 0, str(problem)) from None
         bits = 8 * self.size
         if not self.minimum <= number < 1 << bits:
-            raise FieldError(self.attribute, 0, f"{number} is no unsigned {bits}-bit number here")
+            raise FieldError(self.attribute, 0, f"{number} is not an unsigned {bits}-bit number")
         return number
 
 
@@ -120,22 +120,22 @@ u64 = _number("Q")
 
 
 def reserved(letter: str, label: str = "reserved") -> Slot:
-    """Bytes sent as 0 and ignored on receipt."""
+    """A reserved field: sent as 0 and ignored on receipt."""
     return Slot(letter, "", label)
 
 
 def const(letter: str, number: int, label: str) -> Slot:
-    """Bytes that are always the same; anything else is another message, or an error."""
+    """A constant field; another number is another message, or an error."""
     return Slot(letter, "", label, constant=number, required=True)
 
 
 def length_of(letter: str, attribute: str, label: str) -> Slot:
-    """The length of an attribute that stands at an edge of the value."""
+    """The length of an attribute at the beginning or end of the value."""
     return Slot(letter, "", label, measures=attribute)
 
 
 class FieldError(ValueError):
-    """A rule that one field broke; ``offset`` counts from the start of the data."""
+    """A field that breaks a rule; ``offset`` counts from the start of the data."""
 
     def __init__(self, field: str, offset: int, rule: str) -> None:
         super().__init__(rule)
@@ -145,7 +145,7 @@ class FieldError(ValueError):
 
 
 class Record:
-    """Fields of fixed size, one behind the other."""
+    """A sequence of fields of fixed size."""
 
     __slots__ = ("attributes", "plain", "size", "slots", "struct")
 
@@ -154,7 +154,7 @@ class Record:
         self.struct = struct.Struct(">" + "".join(slot.letter for slot in slots))
         self.size = self.struct.size
         self.attributes = frozenset(slot.attribute for slot in slots if slot.attribute)
-        #: The attributes alone where every field is one and any number will do: the common case.
+        #: The attribute names, if every field is a plain number with an attribute: the common case.
         self.plain = tuple(
             slot.attribute
             for slot in slots
@@ -165,15 +165,15 @@ class Record:
 
     @property
     def has_constants(self) -> bool:
-        """Whether a field of the record tells it from others of the same size."""
+        """Whether a constant field distinguishes the record from others of the same size."""
         return any(slot.required for slot in self.slots)
 
     def offset(self, index: int) -> int:
-        """Where a field begins, from the record's first byte."""
+        """The offset of a field from the record's first byte."""
         return sum(slot.size for slot in self.slots[:index])
 
     def load(self, data: bytes, at: int, values: dict[str, Any]) -> dict[str, int]:
-        """Adds the attributes at ``at`` to ``values``; returns the lengths that were measured."""
+        """Adds the attributes at ``at`` to ``values``; returns the lengths of other attributes."""
         lengths: dict[str, int] = {}
         if self.plain:
             values.update(zip(self.plain, self.struct.unpack_from(data, at), strict=True))
@@ -199,11 +199,11 @@ class Record:
         return lengths
 
     def dump(self, message: Message) -> bytes:
-        """The bytes for a message's attributes; FieldError names the one that does not fit."""
+        """The bytes of a message's attributes; FieldError names the one that does not fit."""
         return self.struct.pack(*(slot.number(message) for slot in self.slots))
 
     def mismatch(self, data: bytes) -> int | None:
-        """The index of the first constant that is not there."""
+        """The index of the first constant field with another number; None if all match."""
         for index, number in enumerate(self.struct.unpack_from(data)):
             slot = self.slots[index]
             if slot.required and number != slot.constant:
@@ -212,30 +212,30 @@ class Record:
 
 
 class KeyRule(Enum):
-    """What the key of a packet is."""
+    """What the key of a packet holds."""
 
     NONE = auto()
-    #: A document's key, behind its collection id where collections are negotiated.
+    #: A document's key, after its collection id if collections are negotiated.
     DOCUMENT = auto()
-    #: As `DOCUMENT`, but may be missing (answers that repeat a key on request).
+    #: As `DOCUMENT`, but may be missing (responses that repeat a key on request).
     RAW = auto()
-    #: Text; must be there.
+    #: Text; required.
     NAME = auto()
-    #: Text; may be missing.
+    #: Text; optional.
     OPTIONAL_NAME = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the value of a packet is. The default is: whatever bytes there are."""
+    """What the value of a packet holds. The default is any bytes."""
 
     attribute: str = "value"
     load: Callable[[bytes], Any] = bytes
     dump: Callable[[Any], bytes] = bytes
     required: bool = False
-    #: Fixed fields in place of a single attribute; the value is exactly these.
+    #: Fixed fields instead of a single attribute; the value is exactly these.
     record: Record | None = None
-    #: Whether the document limit applies, not just the packet's.
+    #: Whether the size limit of documents applies, and not only that of packets.
     document: bool = False
     label: str = "value"
 
@@ -247,7 +247,7 @@ ONLY_RAW = frozenset({0})
 
 
 class Cas(Enum):
-    """What a request's CAS field must be."""
+    """Whether a request's CAS must, may or must not be set."""
 
     ANY = auto()
     ZERO = auto()
@@ -259,7 +259,7 @@ _ENVELOPE = frozenset({"opaque", "frames", "command", "status", "status_code"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where each attribute of one message lies in one form of one packet."""
+    """The position of each attribute of a message in one form of its packet."""
 
     command: Command
     opcode: int
@@ -268,27 +268,29 @@ class Layout:
     key: KeyRule = KeyRule.NONE
     key_attribute: str = "key"
     value: Value | None = NO_VALUE
-    #: Attributes at the front and at the back of the value, measured by a slot of the extras.
+    #: Attributes at the beginning and the end of the value, whose lengths are in the extras.
     prefix: str = ""
     suffix: str = ""
     cas: Cas = Cas.ANY
+    #: Whether the vbucket field must be 0: the command is about a whole bucket or the server.
+    no_vbucket: bool = False
     #: Allowed datatypes; None ignores the byte and sends 0.
     datatypes: frozenset[int] | None = ONLY_RAW
-    #: Attributes that the opcode itself stands for.
+    #: Attributes whose values follow from the opcode.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    #: Responses only: which status has this form.
+    #: Responses only: the status that has this layout.
     status: Status = Status.SUCCESS
-    #: Filled in: the header fields the message holds, and defaults of what has no place here.
+    #: Computed: the header fields that the message has, and defaults of attributes not carried.
     header: frozenset[str] = field(init=False)
     has_command: bool = field(init=False)
-    homeless: tuple[tuple[str, Any], ...] = field(init=False)
+    not_carried: tuple[tuple[str, Any], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         known = {f.name: f for f in fields(self.message)}
         header = {name for name in ("vbucket", "cas", "datatype") if name in known}
         if self.datatypes is None:
             header.discard("datatype")
-        if issubclass(self.message, Response):  # the status has the vbucket's place
+        if issubclass(self.message, Response):  # responses have the status instead of the vbucket
             header.discard("vbucket")
         places = set(header) | self.extras.attributes | set(self.constants) | _ENVELOPE
         if self.key is KeyRule.DOCUMENT:
@@ -298,34 +300,34 @@ class Layout:
         if self.value is not None:
             places |= self.value.record.attributes if self.value.record else {self.value.attribute}
         places |= {self.prefix, self.suffix} - {""}
-        homeless = []
+        not_carried = []
         for name, info in known.items():
             if name not in places:
                 if info.default is MISSING:
                     raise TypeError(
                         f"{self.message.__name__}.{name} has no place in {self.command}"
                     )
-                homeless.append((name, info.default))
+                not_carried.append((name, info.default))
         unknown = places - set(known) - _ENVELOPE - {"collection"}
         if unknown:
             raise TypeError(f"{self.message.__name__} has no {sorted(unknown)}")
         object.__setattr__(self, "header", frozenset(header))
         object.__setattr__(self, "has_command", "command" in known)
-        object.__setattr__(self, "homeless", tuple(homeless))
+        object.__setattr__(self, "not_carried", tuple(not_carried))
 
     def accepts(self, key: bytes, value: bytes) -> bool:
-        """Whether a packet with the right extras has this form rather than another."""
+        """Whether a packet with the right extras has this layout rather than another."""
         if (bool(key) and self.key is KeyRule.NONE) or (not key and self.key is KeyRule.NAME):
             return False
         record = self.value.record if self.value else None
         return record is None or (len(value) == record.size and record.mismatch(value) is None)
 
     def misfit(self, message: Message) -> str:
-        """The attribute that keeps a message from being sent in this form; "" if none does."""
+        """The attribute that this layout cannot carry for a message; "" if there is none."""
         for name, constant in self.constants.items():
             if getattr(message, name) != constant:
                 return name
-        for name, default in self.homeless:
+        for name, default in self.not_carried:
             if getattr(message, name) != default:
                 return name
         slots = self.extras.slots
@@ -339,7 +341,7 @@ class Layout:
 
 
 def closest(layouts: Sequence[Layout], extras: bytes, key: bytes, value: bytes) -> Layout | None:
-    """The form that a packet has, or comes closest to; None if its extras fit no form's length."""
+    """The layout of a packet, or the closest one; None if no layout has extras of that length."""
     fitting = [x for x in layouts if x.extras.size == len(extras)]
     told_apart = [x for x in fitting if x.extras.has_constants]
     candidates = (

@@ -1,8 +1,10 @@
-"""Collection ids as they stand before a key: unsigned LEB128, shortest form only."""
+"""Unsigned LEB128 for collection ids before keys; only the shortest form is valid."""
 
 from __future__ import annotations
 
-__all__ = ["decode", "encode"]
+from ..escaping import quoted
+
+__all__ = ["decode", "encode", "key_name"]
 
 _MAX_BYTES = 5  # 32 bits, seven at a time
 _MAX_ID = 0xFFFFFFFF
@@ -24,7 +26,7 @@ def encode(value: int) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> tuple[int, int]:
-    """The id at the start of ``data`` and how many bytes it took; ValueError says what is wrong."""
+    """The id at the start of ``data`` and its length in bytes; ValueError says what is wrong."""
     value = 0
     for position, byte in enumerate(data[:_MAX_BYTES]):
         value |= (byte & 0x7F) << (7 * position)
@@ -37,3 +39,12 @@ def decode(data: bytes | memoryview) -> tuple[int, int]:
     if len(data) < _MAX_BYTES:
         raise ValueError("the collection id has no last byte")
     raise ValueError("the collection id has no last byte within 5 bytes")
+
+
+def key_name(key: bytes) -> str:
+    """A key with its collection id, as messages show it: the quoted name of the document alone."""
+    try:
+        start = decode(key)[1]
+    except ValueError:
+        start = 0
+    return quoted(key[start:])

@@ -1,8 +1,8 @@
-"""Reads one packet on its own, also as the drafts misprint it, and says what was wrong with it.
+"""Lenient decoding of single packets, which accepts and reports the drafts' misprints.
 
-On a connection a packet with a wrong length cannot be accepted, because nothing behind it is
-found. A single packet from a document or a capture can: here its real length is known. Each
-repair below is one kind of mistake that the drafts make; nothing else is forgiven.
+On a connection a packet with a wrong length cannot be accepted, because the next one is not found.
+The real length of a single packet from a document or a capture is known. Each repair below handles
+one kind of mistake in the drafts; nothing else is accepted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .header import HEADER_SIZE, MAGICS, REQUEST, Header, pack_header, parse_hea
 from .messages import BareHeader, Message, PlainResponse, Response, UnknownCommand
 from .names import Command
 
-__all__ = ["Reading", "read_as", "readings"]
+__all__ = ["LenientReading", "read_as", "readings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a packet means in one dialect, and what had to be overlooked to see it."""
+class LenientReading:
+    """The message of a packet in one dialect, and the mistakes that were repaired to decode it."""
 
     dialect: Dialect
     message: Message
-    #: What is wrong with the packet, in the order in which it was repaired.
+    #: The mistakes in the packet, in the order of their repair.
     problems: tuple[str, ...]
-    #: The packet as it should have been.
+    #: The corrected packet.
     repaired: bytes
 
     @property
@@ -39,26 +39,26 @@ class Reading:
         return not self.problems
 
 
-def read_as(packet: bytes, dialect: Dialect) -> Reading:
-    """Reads a packet in one dialect; `DecodeError` if no known mistake explains it."""
+def read_as(packet: bytes, dialect: Dialect) -> LenientReading:
+    """Decodes a packet in one dialect; `DecodeError` if it is not repaired by a known mistake."""
     if isinstance(dialect, Draft002):
         return _read_002(packet, dialect)
     assert isinstance(dialect, MemcachedDialect)
     return _read_memcached(packet, dialect)
 
 
-def readings(packet: bytes, *, collections: bool = False) -> list[Reading]:
-    """Every way to read a packet, the most likely first; `DecodeError` if there is none.
+def readings(packet: bytes, *, collections: bool = False) -> list[LenientReading]:
+    """All dialects in which a packet can be decoded, most likely first; `DecodeError` if none.
 
-    Flawless readings come before repaired ones, known commands before unknown ones, and newer
-    drafts before older ones.
+    Readings without mistakes come before repaired ones, known commands before unknown ones, and
+    newer drafts before older ones.
     """
     dialects: Iterable[Dialect]
     if packet[:1] and packet[0] in OPCODE_NAMES:
         dialects = [Draft002()]
     else:
         dialects = [Dcp(collections=collections), Draft001(), Draft000()]
-    found: list[Reading] = []
+    found: list[LenientReading] = []
     refusal: DecodeError | None = None
     for dialect in dialects:
         try:
@@ -70,7 +70,7 @@ def readings(packet: bytes, *, collections: bool = False) -> list[Reading]:
     return sorted(found, key=_doubt)
 
 
-def _doubt(reading: Reading) -> tuple[bool, bool, int, bool]:
+def _doubt(reading: LenientReading) -> tuple[bool, bool, int, bool]:
     message = reading.message
     unknown = isinstance(message, UnknownCommand) or (
         isinstance(message, Response) and not isinstance(message.command, Command)
@@ -82,22 +82,22 @@ def _doubt(reading: Reading) -> tuple[bool, bool, int, bool]:
 # ---- draft 002 ---------------------------------------------------------------------------
 
 
-def _read_002(packet: bytes, dialect: Draft002) -> Reading:
+def _read_002(packet: bytes, dialect: Draft002) -> LenientReading:
     problems: list[str] = []
     if len(packet) >= HEADER_002_SIZE and packet[0] in OPCODE_NAMES:
         opcode, opaque, length = HEADER.unpack_from(packet)
         actual = len(packet) - HEADER_002_SIZE
         if length != actual:
-            problems.append(f"the length (byte 8) says {length}, {actual} follow")
+            problems.append(f"the length (byte 8) is {length}, but {actual} bytes follow")
             packet = HEADER.pack(opcode, opaque, actual) + packet[HEADER_002_SIZE:]
         if not actual:
-            problems.append("a header with nothing behind it: an illustration, no message")
+            problems.append("a header without a body: an illustration, not a message")
             bare = BareHeader(command=Command.STREAM_REQUEST, opaque=opaque)
-            return Reading(dialect, bare, tuple(problems), packet)
+            return LenientReading(dialect, bare, tuple(problems), packet)
         if opcode == 1 and packet[HEADER_002_SIZE:] == b"\x02":
-            problems.append("the request does not say its vbucket: read as 0")
+            problems.append("the request has no vbucket: read as 0")
             message = dialect.decode(packet)
-            return Reading(dialect, message, tuple(problems), dialect.encode(message))
+            return LenientReading(dialect, message, tuple(problems), dialect.encode(message))
     return _compared(dialect, dialect.decode(packet), problems, packet)
 
 
@@ -106,7 +106,7 @@ def _read_002(packet: bytes, dialect: Draft002) -> Reading:
 _Repair = Callable[[MemcachedDialect, Header, bytes], tuple[str, bytes] | None]
 
 
-def _read_memcached(packet: bytes, dialect: MemcachedDialect) -> Reading:
+def _read_memcached(packet: bytes, dialect: MemcachedDialect) -> LenientReading:
     problems: list[str] = []
     for repair in _REPAIRS:
         if len(packet) < HEADER_SIZE or packet[0] not in MAGICS:
@@ -121,8 +121,8 @@ def _read_memcached(packet: bytes, dialect: MemcachedDialect) -> Reading:
         bare = _bare_header(dialect, packet)
         if bare is None:
             raise
-        problems.append("a header with nothing behind it: an illustration, no message")
-        return Reading(dialect, bare, tuple(problems), packet)
+        problems.append("a header without a body: an illustration, not a message")
+        return LenientReading(dialect, bare, tuple(problems), packet)
     return _compared(dialect, message, problems, packet)
 
 
@@ -136,12 +136,14 @@ def _bare_header(dialect: MemcachedDialect, packet: bytes) -> BareHeader | None:
     return BareHeader(command=command, opaque=header.opaque, vbucket=header.vbucket)
 
 
-def _compared(dialect: Dialect, message: Message, problems: list[str], packet: bytes) -> Reading:
-    """Compares a packet with the form that we would send, and says where they differ."""
+def _compared(
+    dialect: Dialect, message: Message, problems: list[str], packet: bytes
+) -> LenientReading:
+    """Compares a packet with its correct encoding and reports the differences."""
     try:
         repaired = dialect.encode(message)
     except EncodeError:
-        return Reading(dialect, message, tuple(problems), packet)
+        return LenientReading(dialect, message, tuple(problems), packet)
     if repaired != packet:
         if len(repaired) == len(packet):
             bytes_ = [str(i) for i in range(len(packet)) if packet[i] != repaired[i]]
@@ -150,13 +152,13 @@ def _compared(dialect: Dialect, message: Message, problems: list[str], packet: b
             problems.append(
                 f"not as it should be sent: {len(packet)} bytes in place of {len(repaired)}"
             )
-    return Reading(dialect, message, tuple(problems), repaired)
+    return LenientReading(dialect, message, tuple(problems), repaired)
 
 
 def _leftover_type(
     dialect: MemcachedDialect, header: Header, packet: bytes
 ) -> tuple[str, bytes] | None:
-    """Draft 000 prints draft 002's request type where the datatype is."""
+    """Draft 000 prints draft 002's request type in the datatype byte."""
     if dialect.has_datatypes or not header.datatype:
         return None
     problem = f"byte 5 is {header.datatype:#04x}, a leftover of draft 002: must be 0"
@@ -192,7 +194,7 @@ def _wrong_total(
     actual = len(packet) - HEADER_SIZE
     if header.body_length == actual:
         return None
-    problem = f"the total body (byte 8) says {header.body_length}, {actual} follow"
+    problem = f"the total body (byte 8) is {header.body_length}, but {actual} bytes follow"
     return problem, _with(packet, header._replace(body_length=actual))
 
 
@@ -223,7 +225,7 @@ def _forgotten_extras(
         return None
     if not any(layout.extras.size == body and layout.value is None for layout in layouts):
         return None
-    problem = f"the extras length (byte 4) says 0, but what follows are {body} of extras"
+    problem = f"the extras length (byte 4) is 0, but {body} bytes of extras follow"
     return problem, _with(packet, header._replace(extras_length=body))
 
 

@@ -1,7 +1,7 @@
-"""How large anything from the network may be, and why. Nothing is read past these.
+"""Limits on the sizes of everything received from the network, with the reason of each.
 
-A limit that a peer breaks ends in a `DecodeError` that names the field; only a limit on a
-packet's own length makes the connection unusable, because what follows cannot be found.
+A value above its limit raises a `DecodeError` that names the field; only the limit of a packet's
+own length makes the connection unusable, because the next packet cannot be found.
 """
 
 from typing import Final
@@ -9,11 +9,11 @@ from typing import Final
 #: A document key without a collection prefix: memcached's limit since its first release.
 MAX_KEY: Final = 250
 
-#: A key as it travels behind a collection prefix, the prefix included: one byte for the default
+#: A key on the wire with its collection prefix: one byte for the default
 #: collection and 250 of key, or five bytes of prefix and 246 of key.
 MAX_PREFIXED_KEY: Final = 251
 
-#: The key proper in any collection but the default one.
+#: The key without prefix in any collection but the default one.
 MAX_COLLECTION_KEY: Final = 246
 
 #: Draft 002's group id. Names that stand where a key does (connections, agents, control keys) have
@@ -26,7 +26,7 @@ MAX_VALUE: Final = 20 * 1024 * 1024
 #: Extended attributes may add 1 MiB of system attributes to a document.
 MAX_SYSTEM_XATTRS: Final = 1024 * 1024
 
-#: What a stored value may be in all, whatever it is made of.
+#: A stored value in total, with all of its parts.
 MAX_STORED_VALUE: Final = MAX_VALUE + MAX_SYSTEM_XATTRS
 
 #: The body of one packet. Real servers drop a peer above 30 MiB: a 20 MiB document, its
@@ -36,9 +36,13 @@ MAX_BODY: Final = 30 * 1024 * 1024
 #: A failover log has at most 25 entries on real servers; draft 000 speaks of 1 to 1024.
 MAX_FAILOVER_LOG: Final = 1024
 
-#: HELLO lists two bytes a feature; about forty exist.
+#: HELLO lists features of two bytes each; about forty exist.
 MAX_FEATURES: Final = 1024
 
+#: Above this a client's word is taken for whether its document is JSON: looking costs about
+#: 15 ms for each MiB, in which nobody else is served.
+MAX_CHECKED_JSON: Final = 256 * 1024
+
 #: A decompressed value: no more than may be stored uncompressed, so that a small packet cannot
-#: unpack into all of memory.
+#: decompress to exhaust the memory.
 MAX_INFLATED: Final = MAX_STORED_VALUE

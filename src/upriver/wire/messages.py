@@ -1,8 +1,8 @@
-"""The change stream as named values: what any draft of the protocol can say.
+"""The messages of the change stream, of all drafts, as dataclasses.
 
-A message is a request or a response and holds names only; which number and which bytes it has is
-its dialect's business. Not every dialect carries every message or every field: a dialect refuses
-to encode what it has no place for. The key-value commands are in `kv`.
+A message is a request or a response and has no opcodes or layouts: those belong to the dialects.
+Not every dialect has every message or field; encoding one that it lacks raises `EncodeError`. The
+key-value commands are in `kv`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "CloseStream",
     "CollectionCreated",
     "CollectionDropped",
+    "CollectionModified",
     "Commit",
     "Control",
     "Deletion",
@@ -63,21 +64,21 @@ __all__ = [
     "UnknownCommand",
 ]
 
-#: The vbucket of a message whose draft does not say it (002 identifies streams by request id
-#: alone); no dialect with a vbucket field can encode it, so it cannot leak by accident.
+#: The vbucket of a message whose draft has no vbucket field (002 identifies streams by request id
+#: alone). No dialect with such a field can encode it, so it is never sent by accident.
 VBUCKET_NOT_CARRIED: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Anything that can be sent. ``opaque`` is the drafts' "request id"."""
+    """Base class of all messages. ``opaque`` is the drafts' "request id"."""
 
     opaque: int = 0
     frames: tuple[FrameInfo, ...] = ()
 
     @property
     def stream_id(self) -> int | None:
-        """The id of the stream among several of one vbucket, if the message has one."""
+        """The stream id, if any, which identifies one of several streams of a vbucket."""
         for info in self.frames:
             if isinstance(info, StreamId):
                 return info.id
@@ -86,35 +87,35 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Message):
-    """A message that its sender started; in a change stream either side does."""
+    """A message that is not a response; in a change stream both sides send requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response(Message):
-    """An answer. ``command`` is the request's name, or its bare number where it has none."""
+    """The response to a request. ``command`` is the request's name, or its opcode if unknown."""
 
     command: Command | int
     status: Status = Status.SUCCESS
-    #: The number of a status that has no name; 0 otherwise.
+    #: The number of an unrecognised status; 0 otherwise.
     status_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainResponse(Response):
-    """A response without a layout of its own: refusals, acknowledgements, opaque payloads."""
+    """A response without a layout of its own: errors, acknowledgements, raw payloads."""
 
     extras: bytes = b""
     key: bytes = b""
     value: bytes = b""
     cas: int = 0
     datatype: Datatype = Datatype.RAW
-    #: Answers a command without a name that a server sent.
+    #: Whether it answers an unknown request from a server.
     from_server: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownCommand(Request):
-    """A request whose opcode has no name in its dialect; a server answers UNKNOWN_COMMAND."""
+    """A request with an opcode that its dialect does not know; answered with UNKNOWN_COMMAND."""
 
     opcode: int
     vbucket: int = 0
@@ -123,15 +124,15 @@ class UnknownCommand(Request):
     value: bytes = b""
     cas: int = 0
     datatype: Datatype = Datatype.RAW
-    #: Sent by a server to a client that negotiated it.
+    #: Whether it was sent by a server to a client.
     from_server: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareHeader(Request):
-    """A header with nothing behind it, as the drafts print one to introduce their layout.
+    """A header without a body, as the drafts print one to explain its layout.
 
-    Never part of a conversation: strict decoding refuses it.
+    It is never sent on a connection: strict decoding refuses it.
     """
 
     command: Command
@@ -143,7 +144,7 @@ class BareHeader(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open(Request):
-    """Names a connection and says what it is for."""
+    """Opens a change-stream connection: its name and its role."""
 
     name: str
     flags: OpenFlag = OpenFlag.CONSUMER
@@ -155,7 +156,7 @@ class Open(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddStream(Request):
-    """Tells a consumer to ask its producer for a stream."""
+    """Tells a consumer to request a stream from its producer."""
 
     vbucket: int
     flags: StreamFlag = StreamFlag.NONE
@@ -174,10 +175,10 @@ class CloseStream(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest(Request):
-    """Asks for the changes of a vbucket after ``start``, which is the last seqno seen.
+    """Requests the changes of a vbucket after ``start``, the last seqno that the consumer has.
 
-    Drafts before 004 have ``high_seqno`` and (002, 000) ``group`` in place of the snapshot;
-    where a snapshot is carried and none is given, it is ``start``.
+    Drafts before 004 have ``high_seqno`` and (002, 000) ``group`` instead of the snapshot, whose
+    default is ``start``.
     """
 
     vbucket: int
@@ -189,13 +190,13 @@ class StreamRequest(Request):
     high_seqno: int | None = None
     group: str = ""
     flags: StreamFlag = StreamFlag.NONE
-    #: A JSON object that chooses collections; only with collections negotiated.
+    #: A JSON object that selects collections; only with collections negotiated.
     filter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAccepted(Response):
-    """The stream will flow. 002 and 000 send no failover log with it."""
+    """Accepts a stream request. In 002 and 000 it has no failover log."""
 
     command: Command | int = Command.STREAM_REQUEST
     failover_log: tuple[FailoverEntry, ...] = ()
@@ -203,7 +204,7 @@ class StreamAccepted(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRollback(Response):
-    """The reader must forget everything above ``seqno`` and ask again."""
+    """The consumer must discard everything above ``seqno`` and send a new stream request."""
 
     command: Command | int = Command.STREAM_REQUEST
     status: Status = Status.ROLLBACK
@@ -243,21 +244,21 @@ class StreamEnd(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotStart(Request):
-    """The edge of a snapshot in 002 and 000, which does not say its seqnos."""
+    """The start of a snapshot in 002 and 000, without its seqnos."""
 
     vbucket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEnd(Request):
-    """The other edge of a snapshot in 002 and 000."""
+    """The end of a snapshot in 002 and 000."""
 
     vbucket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMarker(Request):
-    """Begins a snapshot. Draft 001 carries none of the seqnos; the last four are for replicas."""
+    """Begins a snapshot. Draft 001 has none of the seqnos; the last four are for replicas."""
 
     vbucket: int
     start: int | None = None
@@ -271,7 +272,7 @@ class SnapshotMarker(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OsoSnapshot(Request):
-    """An edge of a snapshot whose items come in any order."""
+    """The start or end of an out-of-seqno-order (OSO) snapshot."""
 
     vbucket: int
     flags: OsoFlag
@@ -279,7 +280,7 @@ class OsoSnapshot(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeqnoAdvanced(Request):
-    """The seqnos up to here were filtered out."""
+    """The changes up to this seqno were removed by the stream's filter."""
 
     vbucket: int
     seqno: int
@@ -304,13 +305,13 @@ class Mutation(Request):
     lock_time: int = 0
     nru: int = 0
     collection: int | None = None
-    #: Draft 001 only: bytes behind the value.
+    #: Draft 001 only: bytes after the value.
     extended_meta: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion(Request):
-    """A document was deleted; the value can hold nothing but xattrs.
+    """A document was deleted; the value may hold only xattrs.
 
     ``flags``, ``expiry`` and ``lock_time`` exist in 002 and 000 only.
     """
@@ -327,18 +328,18 @@ class Deletion(Request):
     expiry: int = 0
     lock_time: int = 0
     collection: int | None = None
-    #: Draft 001 only: bytes behind the key.
+    #: Draft 001 only: bytes after the key.
     extended_meta: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiration(Deletion):
-    """A document was deleted because its time had come."""
+    """A document was deleted because it expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Request):
-    """A write that waits for enough copies."""
+    """A prepared durable write, not yet committed."""
 
     vbucket: int
     seqno: int
@@ -358,7 +359,7 @@ class Prepare(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeqnoAcknowledged(Request):
-    """A replica has prepared everything up to here."""
+    """A replica has prepared everything up to this seqno."""
 
     vbucket: int
     prepared_seqno: int
@@ -366,7 +367,7 @@ class SeqnoAcknowledged(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Request):
-    """A prepared write became real."""
+    """A prepared write was committed."""
 
     vbucket: int
     prepared_seqno: int
@@ -377,7 +378,7 @@ class Commit(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort(Request):
-    """A prepared write was given up."""
+    """A prepared write was aborted."""
 
     vbucket: int
     prepared_seqno: int
@@ -388,7 +389,7 @@ class Abort(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushStream(Request):
-    """Every document of the vbucket is gone."""
+    """The vbucket was flushed: all of its documents were deleted."""
 
     vbucket: int
 
@@ -410,7 +411,7 @@ class CachedItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTransfer(Request):
-    """Documents that were in the sender's memory."""
+    """Documents from the sender's cache."""
 
     vbucket: int
     items: tuple[CachedItem, ...]
@@ -426,7 +427,7 @@ class CacheTransferEnd(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionCreated(Request):
-    """A collection begins, or begins anew: with a higher seqno for a known id it was flushed."""
+    """A collection was created; with a higher seqno for a known id, it was flushed."""
 
     vbucket: int
     seqno: int
@@ -444,6 +445,23 @@ class CollectionDropped(Request):
     manifest_uid: int
     scope: int
     collection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionModified(Request):
+    """A collection has another time to live, or keeps its history from now on or no more.
+
+    It is made of a system event in FlatBuffers (`system_events`), and has no layout of its own.
+    """
+
+    vbucket: int
+    seqno: int
+    name: str
+    manifest_uid: int
+    scope: int
+    collection: int
+    max_ttl: int | None = None
+    history: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,7 +483,7 @@ class ScopeDropped(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemEvent(Request):
-    """A system event in a form without names here: flatbuffers (version 2) and later ones."""
+    """A system event that is not decoded: flatbuffers (version 2) and later versions."""
 
     vbucket: int
     seqno: int
@@ -475,12 +493,12 @@ class SystemEvent(Request):
     value: bytes = b""
 
 
-# ---- the conversation itself -------------------------------------------------------------
+# ---- connection and flow control ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetStreamState(Request):
-    """The state that the consumer's copy of the vbucket takes; part of a takeover."""
+    """Sets the state of the consumer's copy of the vbucket; part of a takeover."""
 
     vbucket: int
     state: VBucketState
@@ -488,12 +506,12 @@ class SetStreamState(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamNoop(Request):
-    """Asks the other side whether it is alive."""
+    """A keepalive that the peer must answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferAck(Request):
-    """Gives the producer room for this many more bytes."""
+    """Acknowledges processed bytes, which opens the producer's flow-control window by as many."""
 
     size: int
     vbucket: int = 0
@@ -509,7 +527,7 @@ class Control(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestError(Request):
-    """Draft 002: a request that could not be served."""
+    """Draft 002: the error response to a request."""
 
     reason: int = 0
     text: str = ""
@@ -517,7 +535,7 @@ class RequestError(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseError(Request):
-    """Draft 002: a response that could not be read."""
+    """Draft 002: a response could not be decoded."""
 
     reason: int = 0
     text: str = ""

@@ -1,6 +1,7 @@
-"""The names of commands, features, flags and levels. Numbers for the enums live in the dialects.
+"""Enums of commands, features, flags and durability levels, without their wire numbers.
 
-Flags are bit sets that no draft renumbers, so they keep their bits.
+The numbers of the enums are in the dialects. Flags are bit sets that no draft renumbers, so they
+have their bits here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = [
 
 
 class Command(StrEnum):
-    """Every request that any draft has, by name; a response names the one it answers."""
+    """Every request of any draft, by name; a response has the name of its request."""
 
     # the change stream
     OPEN = auto()
@@ -62,6 +63,9 @@ class Command(StrEnum):
     GET_REPLICA = auto()
     GET_LOCKED = auto()
     GET_RANDOM_KEY = auto()
+    RANGE_SCAN_CREATE = auto()
+    RANGE_SCAN_CONTINUE = auto()
+    RANGE_SCAN_CANCEL = auto()
     GET_META = auto()
     GETQ_META = auto()
     SET = auto()
@@ -121,6 +125,7 @@ class Command(StrEnum):
     SELECT_BUCKET = auto()
     GET_CLUSTER_CONFIG = auto()
     SET_CLUSTER_CONFIG = auto()
+    SET_CTRL_TOKEN = auto()
     GET_ERROR_MAP = auto()
     CLUSTERMAP_CHANGED = auto()
     # vbuckets and collections
@@ -142,7 +147,7 @@ class Command(StrEnum):
 
     @property
     def from_server(self) -> bool:
-        """Whether it is the serving side, the producer, that sends this request."""
+        """Whether the producer (the server side) sends this request."""
         return self in _FROM_SERVER
 
 
@@ -174,7 +179,7 @@ _FROM_SERVER = frozenset(
 
 
 class Feature(Enum):
-    """What a client offers in HELLO and a server accepts."""
+    """The features that a client offers in HELLO and a server accepts."""
 
     DATATYPE = auto()
     TLS = auto()
@@ -208,7 +213,7 @@ class Feature(Enum):
 
 
 class RequestedState(Enum):
-    """Whose seqnos are asked for: vbuckets in one state, or in any but dead."""
+    """Selects the vbuckets of a seqno request: those in one state, or in any but dead."""
 
     ALIVE = auto()
     ACTIVE = auto()
@@ -218,7 +223,7 @@ class RequestedState(Enum):
 
 
 class DurabilityLevel(Enum):
-    """How many copies a write must reach before it is answered."""
+    """How many copies a write must reach before it is acknowledged."""
 
     NONE = auto()
     MAJORITY = auto()
@@ -227,7 +232,7 @@ class DurabilityLevel(Enum):
 
 
 class OpenFlag(IntFlag):
-    """What a connection is opened for."""
+    """Flags of Open: the role and the options of a connection."""
 
     CONSUMER = 0
     PRODUCER = 0x1
@@ -241,7 +246,7 @@ class OpenFlag(IntFlag):
 
 
 class StreamFlag(IntFlag):
-    """How a stream is to run; the same bits in Add Stream and Stream Request."""
+    """Options of a stream; the same bits in Add Stream and Stream Request."""
 
     NONE = 0
     TAKEOVER = 0x1
@@ -256,7 +261,7 @@ class StreamFlag(IntFlag):
 
 
 class MarkerFlag(IntFlag):
-    """Where a snapshot came from and what the reader owes for it."""
+    """Flags of a snapshot marker: its source, and whether it must be acknowledged."""
 
     NONE = 0
     MEMORY = 0x01
@@ -268,7 +273,7 @@ class MarkerFlag(IntFlag):
 
 
 class OsoFlag(IntFlag):
-    """The edges of a snapshot that comes out of seqno order."""
+    """Start and end of an out-of-seqno-order snapshot."""
 
     NONE = 0
     START = 1

@@ -1,7 +1,7 @@
-"""The numbers behind the names, where several messages or drafts share them.
+"""Wire numbers of enums (statuses, features, states, reasons) that messages or drafts share.
 
-Opcodes stand with the layouts in the dialects. Which of two numberings a message uses is its
-dialect's choice: states and stream end reasons changed between the drafts.
+Opcodes are in the dialects, with their layouts. A dialect chooses between the two numberings of
+states and stream end reasons, which changed between the drafts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Numbers with names, both ways."""
+    """A two-way mapping between the members of an enum and their wire numbers."""
 
     what: str
     names: Mapping[int, Any]
@@ -43,13 +43,13 @@ class Codes:
         try:
             return self.names[number]
         except KeyError:
-            raise ValueError(f"{number} is no {self.what}") from None
+            raise ValueError(f"{number} is not a known {self.what}") from None
 
     def dump(self, name: Any) -> int:
         try:
             return self.numbers[name]
         except KeyError:
-            raise ValueError(f"{name} is no {self.what} here") from None
+            raise ValueError(f"{name} is not a {self.what} in this draft") from None
 
 
 STATUSES = {
@@ -138,7 +138,7 @@ STATUSES = {
     0xD8: Status.SUBDOC_FIELD_NOT_BINARY,
 }
 
-#: vbucket states as today's servers number them, and every server in its vbucket commands.
+#: The numbers of vbucket states in today's servers, and in the vbucket commands of all servers.
 MODERN_STATES = Codes(
     "vbucket state",
     {
@@ -193,7 +193,7 @@ FEATURES = Codes(
     },
 )
 
-#: How today's servers number the reasons.
+#: The numbers of stream end reasons in today's servers.
 MODERN_REASONS = Codes(
     "stream end reason",
     {
@@ -216,7 +216,7 @@ DURABILITY_LEVELS = Codes(
         3: DurabilityLevel.PERSIST_TO_MAJORITY,
     },
 )
-#: How the drafts, and releases up to 3.0, number states on a stream.
+#: The numbers of vbucket states on a stream in the drafts and in releases up to 3.0.
 DRAFT_STATES = Codes(
     "vbucket state",
     {
@@ -228,7 +228,7 @@ DRAFT_STATES = Codes(
 )
 
 
-#: How the drafts number the reasons.
+#: The numbers of stream end reasons in the drafts.
 DRAFT_REASONS = Codes(
     "stream end reason", {0: StreamEndReason.OK, 1: StreamEndReason.STATE_CHANGED}
 )

@@ -1,7 +1,7 @@
-"""What a document's value is made of: Snappy around extended attributes around the body.
+"""Document values: Snappy compression and extended attributes (xattrs) around the body.
 
-The datatype of a message says which of these are there. Errors are ValueErrors that say what is
-wrong with the value; it is one document's fault, never the connection's.
+The datatype of a message tells which of them are present. A malformed value raises ValueError; it
+concerns one document and never the connection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def inflate(value: bytes) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(value)
         if size > MAX_INFLATED:
-            raise ValueError(f"the value unpacks to {size} bytes, the limit is {MAX_INFLATED}")
+            raise ValueError(f"the value decompresses to {size} bytes, the limit is {MAX_INFLATED}")
         return bytes(cramjam.snappy.decompress_raw(value))
     except cramjam.DecompressionError as problem:
-        raise ValueError(f"the value is no Snappy block: {problem}") from None
+        raise ValueError(f"the value is not a Snappy block: {problem}") from None
 
 
 def deflate(value: bytes) -> bytes:
@@ -36,48 +36,48 @@ def deflate(value: bytes) -> bytes:
 
 
 def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
-    """The extended attributes of a value, by name, and the body behind them."""
+    """The extended attributes of a value, by name, and the body."""
     if len(value) < _LENGTH.size:
-        raise ValueError(f"the length of the xattr section needs 4 bytes, {len(value)} are there")
+        raise ValueError(f"the xattr section needs a length of 4 bytes, not {len(value)}")
     end = _LENGTH.size + _LENGTH.unpack_from(value)[0]
     if end > len(value):
-        raise ValueError(f"the xattr section says {end - _LENGTH.size} bytes, too many")
+        raise ValueError(f"the xattr section of {end - _LENGTH.size} bytes exceeds the value")
     xattrs: dict[str, bytes] = {}
     at = _LENGTH.size
     while at < end:
         if at + _LENGTH.size > end:
-            raise ValueError(f"the xattr at byte {at} is cut off")
+            raise ValueError(f"the xattr at byte {at} is truncated")
         stop = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
         if stop > end:
             raise ValueError(f"the xattr at byte {at} runs past the section's end")
         pair = value[at + _LENGTH.size : stop]
         name, separator, content = pair.partition(b"\0")
         if not name or not separator or not content.endswith(b"\0"):
-            raise ValueError(f"the xattr at byte {at} is no name and value, each ended by 0")
+            raise ValueError(f"the xattr at byte {at} is not a zero-terminated name and value")
         try:
             text = name.decode()
         except UnicodeDecodeError:
             raise ValueError(f"the xattr at byte {at} has a name that is not UTF-8") from None
         if text in xattrs:
-            raise ValueError(f"the xattr {text} is there twice")
+            raise ValueError(f"the xattr {text} occurs twice")
         xattrs[text] = content[:-1]
         at = stop
     return xattrs, value[end:]
 
 
 def join_xattrs(xattrs: Mapping[str, bytes], body: bytes) -> bytes:
-    """A value with extended attributes before its body."""
+    """A value made of extended attributes and a body."""
     section = bytearray()
     for name, content in xattrs.items():
         pair = name.encode() + b"\0" + content + b"\0"
         if not name or "\0" in name:
-            raise ValueError(f"{name!r} cannot name an xattr")
+            raise ValueError(f"{name!r} is not a valid name of an xattr")
         section += _LENGTH.pack(len(pair)) + pair
     return _LENGTH.pack(len(section)) + bytes(section) + body
 
 
 def unwrap(value: bytes, datatype: Datatype) -> tuple[dict[str, bytes], bytes]:
-    """The extended attributes and the body of a value as its datatype says."""
+    """The extended attributes and the body of a value with this datatype."""
     if datatype & Datatype.SNAPPY:
         value = inflate(value)
     return split_xattrs(value) if datatype & Datatype.XATTR else ({}, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from upriver.errors import UpriverError
 from upriver.spark.tables.api import mirror
-from upriver.spark.tables.pipeline import Pipeline, start_pipeline
-from upriver.spark.tables.places import TablePlace
+from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.start import place_of, start_pipeline
 from upriver.testing import TemporaryProducer
 
 #: Seconds after which a pipeline is taken for stuck; never reached when all is well.
@@ -69,34 +68,31 @@ class ModelledBucket:
         return {key: value for key, value in newest.items() if value is not None}
 
 
-def rows_of(table: Path) -> list[dict[str, Any]]:
-    return pa.table(DeltaTable(table).to_pyarrow_table()).to_pylist()
+def rows_of(table: Path | str, options: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """The rows as deltalake reads them, which knows deletion vectors."""
+    found = DeltaTable(str(table), storage_options=options)
+    read = QueryBuilder().register("held", found).execute("SELECT * FROM held")
+    return pa.table(read).to_pylist()
 
 
-def documents_of(table: Path) -> Documents:
+def documents_of(table: Path | str, options: dict[str, str] | None = None) -> Documents:
     """What a mirror holds; a document must not be there twice."""
-    rows = rows_of(table)
+    rows = rows_of(table, options)
     found = {row["key"]: row["value"] for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def history_of(table: Path) -> Counter[tuple[Any, ...]]:
-    """Every row of a mirror's history, and how often it is there."""
-    return Counter(
-        (row["op"], row["vbucket"], row["branch"], row["seqno"], row["key"])
-        for row in rows_of(table / "_upriver" / "history")
-    )
-
-
-def caught_up(spark: SparkSession, producer: TemporaryProducer, table: Path, **more: Any) -> None:
+def caught_up(
+    spark: SparkSession, producer: TemporaryProducer, table: Path | str, **more: Any
+) -> None:
     """Runs a mirror once."""
     pipeline = mirror(spark, source=producer.source, table=table, once=True, **more)
     assert pipeline.wait(PATIENCE)
 
 
 def crashed(
-    spark: SparkSession, producer: TemporaryProducer, table: Path, step: str, **more: Any
+    spark: SparkSession, producer: TemporaryProducer, table: Path | str, step: str, **more: Any
 ) -> str:
     """Runs a mirror once that dies after a step; returns what it said."""
 
@@ -105,15 +101,15 @@ def crashed(
             raise Crash(f"died after {step}")
 
     settings = PipelineSettings.parse("mirror", producer.source, {"once": True, **more})
+    place = place_of(table, settings)
     with pytest.raises((Crash, UpriverError)) as failure:
-        # what an earlier crash has left is done before the start
-        start_pipeline(spark, settings, TablePlace.parse(table), on_step=die).wait(PATIENCE)
+        start_pipeline(spark, settings, place, on_step=die).wait(PATIENCE)
     return str(failure.value)
 
 
 @contextmanager
 def running_mirror(
-    spark: SparkSession, producer: TemporaryProducer, table: Path, **more: Any
+    spark: SparkSession, producer: TemporaryProducer, table: Path | str, **more: Any
 ) -> Iterator[Pipeline]:
     """A mirror that runs until the block ends."""
     pipeline = mirror(spark, source=producer.source, table=table, **more)

@@ -15,12 +15,12 @@ from tablekit import (
     caught_up,
     crashed,
     documents_of,
-    history_of,
     rows_of,
     running_mirror,
 )
 
 from upriver.errors import ConfigError
+from upriver.spark.tables import compaction, table_set
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
@@ -36,65 +36,74 @@ def bucket() -> Iterator[ModelledBucket]:
         yield ModelledBucket(producer)
 
 
-def newest(directory: Path) -> Path:
-    return max(
-        (path for path in directory.iterdir() if path.name.isdecimal()),
-        key=lambda path: int(path.name),
-    )
+STEPS = ("read", "files", "commit", "table", "compaction files", "compaction commit", "checkpoint")
 
 
-def test_a_crash_after_any_step_and_a_replay_lose_and_double_nothing(
-    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+def test_a_crash_after_any_step_loses_and_doubles_nothing(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
     table = tmp_path / "documents"
-    schema = "n int"
-    options = {"value_schema": schema}
-    for number, step in enumerate(("log", "dead letters", "table", "mirror")):
+    options = {"value_schema": "n int", "compact_every": 1}
+    for number, step in enumerate(STEPS):
         for key in range(6):
             bucket.write(key % VBUCKETS, b"k%d" % key, b'{"n":%d}' % number)
         bucket.write(0, b"bad%d" % number, b"no JSON")
         assert f"died after {step}" in crashed(spark, bucket.producer, table, step, **options)
-    # the last batch is done, and Spark does not know it
-    caught_up(spark, bucket.producer, table, **options)
-    newest(table / "_upriver" / "checkpoint" / "commits").unlink()
     bucket.delete(1, b"k1")
     caught_up(spark, bucket.producer, table, **options)
-    history = history_of(table)
-    assert set(history.values()) == {1}
-    assert ("deletion", 1, 0, bucket.high(1), b"k1") in history
-    assert {row["key"]: row["n"] for row in rows_of(table)} == {
-        key: None if key.startswith(b"bad") else 3 for key in bucket.documents()
+    rows = rows_of(table)
+    assert len(rows) == len(bucket.documents())
+    assert {row["key"]: row["n"] for row in rows} == {
+        key: None if key.startswith(b"bad") else len(STEPS) - 1 for key in bucket.documents()
     }
     letters = rows_of(table / "_upriver" / "dead_letters")
-    assert sorted(one["key"] for one in letters) == [b"bad%d" % n for n in range(4)]
+    assert sorted(one["key"] for one in letters) == [b"bad%d" % n for n in range(len(STEPS))]
+    found = verify(spark, source=bucket.producer.source, table=str(table))
+    assert (found.equal, found.differing) == (len(bucket.documents()), 0)
 
 
-def test_a_checkpoint_that_plans_a_known_batch_anew_is_refused(
+def test_a_crash_between_the_tables_of_collections_is_mended(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
 ) -> None:
     table = tmp_path / "documents"
-    bucket.write(0, b"a", b"1")
-    caught_up(spark, bucket.producer, table)
-    checkpoint = table / "_upriver" / "checkpoint"
-    newest(checkpoint / "commits").unlink()
-    newest(checkpoint / "offsets").unlink()
-    bucket.write(0, b"b", b"2")
-    with pytest.raises(ConfigError, match="the checkpoint was restored or changed"):
-        caught_up(spark, bucket.producer, table)
+    other = bucket.producer.bucket.create_collection(0, "other")
+    options = {"table_per_collection": True}
+    for number, step in enumerate(("commit", "table", "files")):
+        bucket.write(0, b"k", b"%d" % number)
+        bucket.producer.write(b"k", b"%d" % number, 1, other.id)
+        crashed(spark, bucket.producer, table, step, **options)
+    # after this crash a commit says what is to do, and no table has it
+    crashed(spark, bucket.producer, table, "commit", **options)
+    with pytest.raises(ConfigError, match="start the pipeline once more"):
+        verify(spark, source=bucket.producer.source, table=str(table))
+    caught_up(spark, bucket.producer, table, **options)
+    names = ("_default._default", "_default.other")
+    assert [[row["value"] for row in rows_of(table / name)] for name in names] == [[b"2"], [b"2"]]
+    found = verify(spark, source=bucket.producer.source, table=str(table))
+    assert (found.equal, found.differing) == (2, 0)
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + SCHEDULES))
 def test_random_schedules_end_equal(
-    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, seed: int
+    spark: SparkSession,
+    bucket: ModelledBucket,
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Writes, deletions and failovers at any moment, with batches that cut them anywhere."""
+    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
     table = tmp_path / "documents"
     dice = random.Random(seed)
     written = 0
-    limit = dice.choice([3, 7, 1000])
     options = {
-        "max_offsets_per_trigger": limit,
-        "compact_every": 5,
+        "max_offsets_per_trigger": dice.choice([3, 7, 1000]),
+        "compact_every": 2,
+        "merge_on_read": dice.random() < 0.7,
+        "keep_versions": dice.choice(["0s", "24h"]),
         # a branch that two failovers have taken away does not come back
         "retry_timeout": "1s",
     }
@@ -116,7 +125,6 @@ def test_random_schedules_end_equal(
             if dice.random() < 0.7:
                 becomes_equal(pipeline, bucket, table)
         becomes_equal(pipeline, bucket, table)
-    assert set(history_of(table).values()) <= {1}
     found = verify(spark, source=bucket.producer.source, table=str(table))
     assert (found.equal, found.differing) == (len(bucket.documents()), 0)
     assert documents_of(table) == bucket.documents()

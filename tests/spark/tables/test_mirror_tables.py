@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from tablekit import (
     ModelledBucket,
     becomes,
@@ -23,12 +22,10 @@ from tablekit import (
 )
 
 from upriver.errors import ConfigError
-from upriver.spark.tables import first_load, grouped_files, mirror_table
 from upriver.spark.tables.api import mirror
-from upriver.spark.tables.delta import Commit, DataFiles, DeltaFolder
-from upriver.spark.tables.first_load import write_first
-from upriver.spark.tables.mirror_table import MirrorTable
-from upriver.spark.tables.shape import MirrorShape
+from upriver.spark.tables.open_table import OpenTable
+from upriver.spark.tables.storage import Storage
+from upriver.spark.tables.table_state import TableState, positions_of
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
@@ -63,36 +60,26 @@ def test_documents_come_change_and_leave(
     assert pipeline.status().state == "stopped"
     caught_up(spark, bucket.producer, table)
     assert DeltaTable(table).version() == version
-    with duckdb.connect() as database:
-        database.register("documents", DeltaTable(table).to_pyarrow_dataset())
-        (counted,) = database.execute("SELECT count(*) FROM documents").fetchall()
-    assert counted == (len(bucket.documents()),)
-    held = DeltaFolder(table)
-    found = held.newest_commit()
+    found = OpenTable.open(Storage.parse(table))
     assert found is not None
-    assert {vb: int(at.split()[0]) for vb, at in found[1].items()} == {
-        str(vb): bucket.high(vb) for vb in range(VBUCKETS)
+    assert found.snapshot.state is not None
+    offset = TableState.of_text(found.snapshot.state, str(table)).offset
+    assert offset is not None
+    assert {vb: at for vb, (at, _) in positions_of(offset).items()} == {
+        vb: bucket.high(vb) for vb in range(VBUCKETS)
     }
 
 
-@pytest.mark.parametrize("most", [first_load._MOST_ROWS, 0], ids=["by the driver", "by Spark"])
 def test_a_first_load_has_what_lives_of_every_collection(
-    spark: SparkSession,
-    bucket: ModelledBucket,
-    tmp_path: Path,
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(first_load, "_MOST_ROWS", most)
-    taken = []
-    monkeypatch.setattr(mirror_table, "write_first", lambda *args: taken.append(write_first(*args)))
     table = tmp_path / "documents"
     filled(bucket)
     bucket.delete(1, b"k1")
     other = bucket.producer.bucket.create_collection(0, "other")
     bucket.producer.write(b"k2", b"of the other", 2, other.id)
     caught_up(spark, bucket.producer, table)
-    assert taken == [None]
+    assert DeltaTable(table).version() == 1  # one commit has made the table, and one filled it
     rows = sorted(rows_of(table), key=lambda row: (row["collection"], row["key"]))
     last = rows.pop()
     assert (last["collection"], last["key"], last["value"]) == ("other", b"k2", b"of the other")
@@ -107,7 +94,7 @@ def test_a_first_load_takes_the_newest_change_of_documents_that_changed_twice(
 ) -> None:
     table = tmp_path / "documents"
     filled(bucket)
-    crashed(spark, bucket.producer, table, "log")  # the history is there, and no mirror yet
+    crashed(spark, bucket.producer, table, "files")  # files are there, and no commit names them
     bucket.write(0, b"k0", b"newer")
     bucket.delete(1, b"k1")
     bucket.write(2, b"comes and goes", b"1")
@@ -157,56 +144,6 @@ def test_rollbacks_are_undone_exactly(
     assert pipeline.status().rollbacks >= 4
 
 
-def test_many_states_are_set_by_the_executors(spark: SparkSession, tmp_path: Path) -> None:
-    columns = (
-        "vbucket int, scope string, collection string, key binary, value binary, cas bigint, "
-        "seqno bigint, rev bigint, flags bigint, expiry timestamp, datatype int, "
-        "event_time timestamp, branch int, change string"
-    )
-    metadata = (1, 1, 1, 0, None, 0, None, 0)
-    grouped_files.register(spark)
-    shape = MirrorShape(groups=2)
-    table = MirrorTable(tmp_path / "documents", shape, most_merged_by_driver=0)
-
-    def states(*said: tuple[int, str, str | None, str | None]) -> DataFrame:
-        rows = [
-            (vb, None, "c", key.encode(), value and value.encode(), *metadata, change)
-            for vb, key, value, change in said
-        ]
-        return shape.rows(spark.createDataFrame(rows, columns))
-
-    first = states(*((vb, f"k{vb}", "1", "mutation") for vb in range(6)))
-    table.create(first.schema, {})
-    table.set(first, Commit("test", 0, {}))
-    before = {file.name for file in table.folder.files() if file.partition["vbucket_group"] == "1"}
-    # only documents of the other group: one changes, one is deleted, one never was, one is new
-    table.set(
-        states(
-            (0, "k0", "2", "mutation"),
-            (2, "k2", None, "deletion"),
-            (4, "none", None, None),
-            (4, "new", "1", "mutation"),
-        ),
-        Commit("test", 1, {}),
-    )
-    held = {b"k0": b"2", b"k1": b"1", b"k3": b"1", b"k4": b"1", b"k5": b"1", b"new": b"1"}
-    assert documents_of(table.path) == held
-    assert before <= {file.name for file in table.folder.files()}
-    assert table.folder.last_batch("test") == 1
-
-
-def test_files_that_have_gone_meanwhile_are_not_exchanged(tmp_path: Path) -> None:
-    folder = DeltaFolder(tmp_path)
-    for number in range(3):
-        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
-    seen = folder.open()
-    files = folder.files(seen)
-    folder.open().optimize.compact()
-    with pytest.raises(CommitFailedError):
-        folder.commit(DataFiles([], 0, 0), Commit("a", 1, {}), instead_of=files, seen=seen)
-    assert folder.open().count() == 3
-
-
 def test_deleted_documents_stay_marked_on_request(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
 ) -> None:
@@ -242,7 +179,7 @@ def test_collections(
         for name in ("orders", "people")
     }
 
-    def held() -> list[tuple[object, ...]]:
+    def held() -> list[tuple[str, str, int, bytes]]:
         tables = [table / name for name in names] if per_collection else [table]
         return sorted(
             (row["scope"], row["collection"], row["vbucket"], row["value"])
@@ -330,7 +267,7 @@ def test_what_does_not_belong_to_the_table_is_refused(
     caught_up(spark, bucket.producer, table)
     source = bucket.producer.source
 
-    def refused(**options: object) -> str:
+    def refused(**options: Any) -> str:
         with pytest.raises(ConfigError) as failure:
             mirror(spark, **{"source": source, "table": table, "once": True, **options})
         return str(failure.value)
@@ -339,10 +276,17 @@ def test_what_does_not_belong_to_the_table_is_refused(
         assert "its bucket is default and here it is other" in refused(source=other.source)
     assert "its shape is" in refused(keep_deleted=True)
     assert "its selection is" in refused(scope="_default")
-    assert "with another checkpoint" in refused(checkpoint=tmp_path / "elsewhere")
+    assert "merge_on_read is true" in refused(merge_on_read=False)
     assert "has no meaning for a mirror" in refused(starting_offsets="latest")
-    caught_up(spark, bucket.producer, tmp_path / "b", checkpoint=tmp_path / "checkpoint")
-    assert "not at" in refused(table=tmp_path / "c", checkpoint=tmp_path / "checkpoint")
+    write_deltalake(tmp_path / "other", pa.table({"n": [1]}))
+    assert "no pipeline of ours has made" in refused(table=tmp_path / "other")
+    DeltaTable.create(
+        tmp_path / "old",
+        pa.schema([("n", pa.int64())]),
+        configuration={"upriver.kind": "mirror"},
+        raise_if_key_not_exists=False,
+    )
+    assert "made by upriver 0.1" in refused(table=tmp_path / "old")
     running = mirror(spark, source=source, table=table)
     try:
         assert "another pipeline is running" in refused()

@@ -8,17 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.spark.tables.mirror_table import newest_rows
-from upriver.spark.tables.offset_log import OffsetLog, positions_of
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.progress import BatchRecord, ProgressBook, read_progress
+from upriver.spark.tables.progress import BatchRecord, LocalProgress, ProgressBook, read_progress
 from upriver.spark.tables.report import page
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.shape import MirrorShape
+from upriver.spark.tables.storage import Storage
 
 SOURCE = "couchbase://localhost/default"
 
@@ -68,24 +66,13 @@ def test_options_that_are_wrong_are_named(kind: Any, options: dict[str, Any], sa
         PipelineSettings.parse(kind, SOURCE, options)
 
 
-def test_a_table_is_a_directory(tmp_path: Path) -> None:
+def test_a_table_is_a_directory_or_in_an_object_store(tmp_path: Path) -> None:
     assert TablePlace.parse(f"file://{tmp_path}/a%20b").root == tmp_path / "a b"
     assert TablePlace.parse(tmp_path).root == tmp_path
-    for text in ("s3://bucket/table", ""):
+    assert str(TablePlace.parse("s3://bucket/table/")) == "s3://bucket/table"
+    for text in ("ftp://host/table", "s3://", ""):
         with pytest.raises(ConfigError, match="table: "):
             TablePlace.parse(text)
-
-
-def test_a_place_is_taken_once(tmp_path: Path) -> None:
-    place = TablePlace.parse(tmp_path)
-    with (
-        place.locked(),
-        pytest.raises(ConfigError, match="another pipeline is running"),
-        place.locked(),
-    ):
-        pass
-    with place.locked():
-        pass
 
 
 def test_members_must_not_take_the_names_of_columns() -> None:
@@ -99,60 +86,25 @@ def test_members_must_not_take_the_names_of_columns() -> None:
     assert MirrorShape.of_json(shape.to_json()) == shape
 
 
-def test_offsets_are_read_from_sparks_log(tmp_path: Path) -> None:
-    log = OffsetLog(tmp_path)
-    assert (log.newest_batch(), log.end_of(0)) == (-1, None)
-    directory = tmp_path / "offsets"
-    directory.mkdir()
-    offset = {
-        "format": 1,
-        "bucket": "default",
-        "bucket_uuid": "u",
-        "vbuckets": 8,
-        "at": {"3": "5 abc", "7": "12 b1 beef -2+3 rollback"},
-    }
-    (directory / "0").write_text('v1\n{"batchWatermarkMs":0}\n{}')
-    (directory / "1").write_text('v1\n{"batchWatermarkMs":0}\n' + json.dumps(offset))
-    (directory / ".2.crc").write_text("")
-    assert log.newest_batch() == 1
-    assert log.end_of(0) is None
-    end = log.end_of(1)
-    assert end is not None
-    assert positions_of(end) == {"3": "5 abc", "7": "12 beef"}
-    (directory / "3").write_text("v1\n{}\nnonsense")
-    with pytest.raises(ConfigError, match="is no offset"):
-        log.end_of(3)
-
-
-def test_of_each_document_the_newest_row_stays() -> None:
-    rows = [
-        {"vbucket": 0, "scope": None, "collection": "c", "key": b"a", "branch": 0, "seqno": 1},
-        {"vbucket": 0, "scope": None, "collection": "c", "key": b"a", "branch": 0, "seqno": 9},
-        {"vbucket": 0, "scope": "s", "collection": "c", "key": b"a", "branch": 0, "seqno": 5},
-        {"vbucket": 0, "scope": None, "collection": "c", "key": b"a", "branch": 1, "seqno": 4},
-        {"vbucket": 1, "scope": None, "collection": "c", "key": b"a", "branch": 0, "seqno": 2},
-    ]
-    found = newest_rows(pa.Table.from_pylist(rows)).to_pylist()
-    assert sorted((row["vbucket"], row["branch"], row["seqno"]) for row in found) == [
-        (0, 0, 5),
-        (0, 1, 4),
-        (1, 0, 2),
-    ]
-
-
 def test_progress_is_written_and_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "private" / "progress.jsonl"
-    book = ProgressBook(path, "run", 100)
+    path = tmp_path / "_upriver" / "progress.jsonl"
+    book = ProgressBook(LocalProgress(path, "run"), 100)
     for number in (1, 2):
-        facts = {"batch": number, "rows": 10, "bytes": 1, "steps": {}, "dead_letters": 1}
+        facts: dict[str, Any] = {
+            "batch": number,
+            "rows": 10,
+            "bytes": 1,
+            "steps": {},
+            "dead_letters": 1,
+        }
         book.batch_done(advance=20, began=0.0, rollbacks=number, lag=3, delay=None, **facts)
     status = book.status()
     assert (status.batches, status.rows, status.rollbacks, status.dead_letters) == (2, 20, 3, 2)
     assert (status.done, status.total, status.lag) == (40, 100, 3)
     with open(path, "a") as file:
         file.write('{"half a line\n{}\n')
-    assert [one.batch for one in read_progress(path)] == [1, 2]
-    assert read_progress(tmp_path / "none") == []
+    assert [one.batch for one in read_progress(Storage.parse(tmp_path))] == [1, 2]
+    assert read_progress(Storage.parse(tmp_path / "none")) == []
 
 
 class _Tags(HTMLParser):

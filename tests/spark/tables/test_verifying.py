@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up
 
@@ -17,14 +21,21 @@ from upriver.testing import TemporaryProducer
 VBUCKETS = 4
 
 
-def test_differences_are_found_and_later_changes_are_not_judged(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    table = tmp_path / "documents"
+@contextmanager
+def filled_bucket() -> Iterator[tuple[TemporaryProducer, ModelledBucket]]:
+    """A bucket with twenty documents."""
     with TemporaryProducer(vbuckets=VBUCKETS) as producer:
         bucket = ModelledBucket(producer)
         for number in range(20):
             bucket.write(number % VBUCKETS, b"k%d" % number, b"%d" % number)
+        yield producer, bucket
+
+
+def test_differences_are_found_and_later_changes_are_not_judged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    with filled_bucket() as (producer, bucket):
         bucket.delete(0, b"k16")
         caught_up(spark, producer, table)
         with pytest.raises(ConfigError, match="its selection is"):
@@ -56,14 +67,76 @@ def test_differences_are_found_and_later_changes_are_not_judged(
         assert found.equal == 19 - 5 - 2 - 2 - 1
 
 
+def _doubled(table: DeltaTable) -> None:
+    found = QueryBuilder().register("held", table).execute(f"SELECT * FROM held WHERE {_K4}")
+    row = pa.table(found)
+    assert row.num_rows == 1
+    write_deltalake(table, row, mode="append")
+
+
+_K4 = "key = decode('6b34', 'hex')"
+
+PLANTED: dict[str, Callable[[DeltaTable], object]] = {
+    "value": lambda table: table.update(updates={"value": "decode('ff', 'hex')"}, predicate=_K4),
+    "cas": lambda table: table.update(updates={"cas": "cas + 1"}, predicate=_K4),
+    "seqno": lambda table: table.update(updates={"seqno": "seqno + 1"}, predicate=_K4),
+    "missing": lambda table: table.delete(_K4),
+    "extra": lambda table: table.update(
+        updates={"key": "decode('77', 'hex')"}, predicate="key = decode('6b38', 'hex')"
+    ),
+    "doubled": _doubled,
+}
+
+
+@pytest.fixture(scope="module")
+def mirrored(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[TemporaryProducer, Path]]:
+    """A bucket of twenty documents and its mirror, to be copied by those that change it."""
+    table = tmp_path_factory.mktemp("mirrored") / "documents"
+    with filled_bucket() as (producer, _):
+        caught_up(spark, producer, table)
+        yield producer, table
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_every_kind_of_difference_is_found(
+    spark: SparkSession, mirrored: tuple[TemporaryProducer, Path], tmp_path: Path, planted: str
+) -> None:
+    producer, original = mirrored
+    table = tmp_path / "documents"
+    shutil.copytree(original, table)
+    PLANTED[planted](DeltaTable(table))
+    found = verify(spark, source=producer.source, table=str(table))
+    kinds = [(one.kind, one.key) for one in found.differences]
+    expected = {
+        "missing": [("missing", b"k4")],
+        "extra": [("missing", b"k8"), ("extra", b"w")],
+        "doubled": [("doubled", b"k4")],
+    }
+    assert kinds == expected.get(planted, [("different", b"k4")])
+    assert found.verdict == ("doubled" if planted == "doubled" else "different")
+    assert (found.equal, found.differing) == (19, len(kinds))
+
+
+def test_where_no_document_can_be_compared_nothing_is_equal(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        bucket = ModelledBucket(producer)
+        bucket.write(0, b"k", b"1")
+        caught_up(spark, producer, tmp_path / "documents")
+        bucket.write(0, b"k", b"2")
+        found = verify(spark, source=producer.source, table=str(tmp_path / "documents"))
+    assert (found.equal, found.differing, found.changed_later) == (0, 0, 1)
+    assert found.verdict == "nothing compared"
+
+
 def test_a_failover_that_lost_nothing_is_followed_without_a_change(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     table = tmp_path / "documents"
-    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
-        bucket = ModelledBucket(producer)
-        for number in range(20):
-            bucket.write(number % VBUCKETS, b"k%d" % number, b"%d" % number)
+    with filled_bucket() as (producer, _):
         caught_up(spark, producer, table)
         producer.set_state(1, VBucketState.REPLICA)
         producer.set_state(1, VBucketState.ACTIVE)

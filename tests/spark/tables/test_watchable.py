@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tablekit import PATIENCE, documents_of
 
-from upriver.producer.users import DEVELOPMENT_PASSWORD
+from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 16

@@ -1,9 +1,9 @@
-"""The key-value front end: a decoded request and a bucket in, responses out, and no socket."""
+"""Key-value commands: turn a decoded request and a bucket into responses. No sockets here."""
 
-from .answers import Answer, Blocking, Later, Now, Responses, Write
-from .call import NodeView
-from .desk import KeyValue
-from .roles import ADMINISTERS, READS, STREAMS, WRITES
+from .dispatch import KeyValue
+from .request import NodeView
+from .required_roles import ADMINISTERS, READS, STREAMS, WRITES
+from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several, Write
 
 __all__ = [
     "ADMINISTERS",
@@ -11,11 +11,13 @@ __all__ = [
     "STREAMS",
     "WRITES",
     "Answer",
+    "BackgroundWork",
     "Blocking",
     "KeyValue",
     "Later",
     "NodeView",
     "Now",
     "Responses",
+    "Several",
     "Write",
 ]

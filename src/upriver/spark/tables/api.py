@@ -1,13 +1,17 @@
-"""What users call: keep a change log or a mirror of a bucket."""
+"""The functions that start a pipeline: `changelog` and `mirror`."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
-from .pipeline import Pipeline, start_pipeline
-from .places import TablePlace
+from ..._extras import extra
+from ...settings.pipeline_options import ChangelogOptions, MirrorOptions
 from .settings import PipelineSettings
+
+with extra("spark"):
+    from .pipeline import Pipeline
+    from .start import place_of, start_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +20,11 @@ __all__ = ["changelog", "mirror"]
 
 
 def changelog(
-    spark: SparkSession, *, source: str, table: str | os.PathLike[str], **options: Any
+    spark: SparkSession,
+    *,
+    source: str,
+    table: str | os.PathLike[str],
+    **options: Unpack[ChangelogOptions],
 ) -> Pipeline:
     """Starts to append every change of a bucket to a table, each exactly once.
 
@@ -24,15 +32,19 @@ def changelog(
     them: ``maxOffsetsPerTrigger=1000`` or ``max_offsets_per_trigger=1000``.
     """
     settings = PipelineSettings.parse("changelog", source, options)
-    return start_pipeline(spark, settings, TablePlace.parse(table))
+    return start_pipeline(spark, settings, place_of(table, settings))
 
 
 def mirror(
-    spark: SparkSession, *, source: str, table: str | os.PathLike[str], **options: Any
+    spark: SparkSession,
+    *,
+    source: str,
+    table: str | os.PathLike[str],
+    **options: Unpack[MirrorOptions],
 ) -> Pipeline:
     """Starts to keep a table equal to the documents of a bucket, through restarts and failovers.
 
     ``options`` are those of the format ``dcp`` and of mirrors, as for `changelog`.
     """
     settings = PipelineSettings.parse("mirror", source, options)
-    return start_pipeline(spark, settings, TablePlace.parse(table))
+    return start_pipeline(spark, settings, place_of(table, settings))

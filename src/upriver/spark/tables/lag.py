@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from ...errors import UpriverError
-from ..driver import Driver
 from ..offsets import Offset
+from ..stream_driver import Driver
 
 __all__ = ["LagMeter"]
 
@@ -14,7 +14,7 @@ __all__ = ["LagMeter"]
 class LagMeter:
     """Knows how far the table is, and can ask how far the bucket is. Any thread may use it."""
 
-    def __init__(self, driver: Driver, shown: Offset | None) -> None:
+    def __init__(self, driver: Driver, shown: Offset | None = None) -> None:
         self._driver = driver
         self._lock = threading.Lock()
         #: Up to where readers of the table see everything.

@@ -1,70 +1,71 @@
-"""Care for tables: many small files become few, and files that nobody needs go.
+"""Care for tables by hand: small files become few, and files that nobody needs go.
 
-It only rearranges: no row changes. A pipeline may run meanwhile, in this process or another; who
-comes second notices and begins again from what the table is then.
+No row changes. A pipeline may run meanwhile, in this process or another; whoever commits second
+notices, and begins again from what the table is then.
 """
 
 from __future__ import annotations
 
-import logging
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
-from deltalake import CommitProperties
-from deltalake.exceptions import DeltaError
+import pyarrow as pa
 
-from .delta import DeltaFolder, again_after_conflicts
+from ...errors import ConfigError
+from .executors import ThisProcess
+from .lease import Lease, held_lease
 from .places import TablePlace
+from .retention import Window
+from .start import held_properties
+from .table_set import TableSet
 
-__all__ = ["Cared", "care_for", "compact", "tables_of"]
-
-_log = logging.getLogger(__name__)
-
-#: Bytes of a file: a group of vbuckets is rewritten by files, and small ones cost readers.
-_TARGET_SIZE: Final = 128 * 1024 * 1024
+__all__ = ["Cared", "compact"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cared:
     """What was done for a table."""
 
-    path: Path
+    path: str
     files_before: int
     files_after: int
     vacuumed: int
 
 
-def tables_of(place: TablePlace) -> list[DeltaFolder]:
-    """Every Delta table that a pipeline keeps at a place."""
-    paths = [place.root, place.history, place.dead_letters]
-    if place.root.is_dir():
-        paths += sorted(path for path in place.root.iterdir() if (path / "_delta_log").is_dir())
-    return [folder for folder in map(DeltaFolder, paths) if folder.exists()]
+def compact(place: TablePlace, *, seconds: float) -> list[Cared]:
+    """Compacts every table there, and removes what only versions older than that need."""
+    if held_properties(place) is None:
+        raise ConfigError(f"there is no Delta table at {place}")
+    with ExitStack() as stack:
+        lease = None
+        with suppress(ConfigError):  # a pipeline runs: it decides itself which versions are kept
+            lease = stack.enter_context(held_lease(place.storage, wait=False))
+        tables = TableSet.open(place.storage, pa.schema([]), Window(seconds, 2**62))
+        if tables is None:
+            raise ConfigError(f"there is no table of a pipeline at {place}")
+        return _compacted(tables, lease, seconds)
 
 
-def compact(place: TablePlace, *, hours: float) -> list[Cared]:
-    """Compacts every table there, and removes files that went out of use so many hours ago."""
-    return [_compacted(folder, hours) for folder in tables_of(place)]
-
-
-def care_for(place: TablePlace, *, hours: float) -> None:
-    """The same between two batches: what fails is only told, since nothing depends on it."""
-    try:
-        compact(place, hours=hours)
-    except (DeltaError, OSError) as problem:
-        _log.warning("the tables at %s were not compacted: %s", place.root, problem)
-
-
-def _compacted(folder: DeltaFolder, hours: float) -> Cared:
-    before = len(folder.open().file_uris())
-
-    def once() -> None:
-        folder.open().optimize.compact(
-            target_size=_TARGET_SIZE, commit_properties=CommitProperties(max_commit_retries=0)
+def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Cared]:
+    if lease is None and tables.per_collection:
+        raise ConfigError(
+            f"a pipeline is running on {tables.root.url}, and compacts its tables by itself"
         )
-
-    again_after_conflicts(once)
-    table = folder.open()
-    gone = table.vacuum(retention_hours=int(hours), dry_run=False, enforce_retention_duration=False)
-    return Cared(folder.path, before, len(table.file_uris()), len(gone))
+    for table in tables.data_tables().values():
+        tables.schema = table.snapshot.arrow_schema()
+    before = {name: len(table.files) for name, table in tables.all_tables().items()}
+    tables.apply_pending()
+    tables.compact(ThisProcess(), everything=True)
+    if lease is not None:
+        tables.let_go(lease, seconds)
+    tables.checkpoint(every=1)
+    gone = tables.vacuum()
+    return [
+        Cared(
+            f"{tables.root.url}/{name}" if name else tables.ledger.storage.url,
+            before.get(name, 0),
+            len(table.files),
+            gone.get(name, 0),
+        )
+        for name, table in tables.all_tables().items()
+    ]

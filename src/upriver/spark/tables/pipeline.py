@@ -1,11 +1,10 @@
-"""A pipeline from a bucket to a table: a streaming query, what it does with a batch, its handle.
+"""A pipeline from a bucket to a table: the loop that plans, has executors work, and commits.
 
-    batch -> history or change log, one commit -> mirror, one commit -> Spark's own commit
+    plan -> tasks read, write files and find old rows -> vectors -> one commit -> what follows
 
-Each of these can be the last thing before a crash. Spark then runs the batch again with the same
-offsets, and whatever is committed already says so by its batch number. A mirror may wait while a
-backlog is read: it is brought up when the last of it is in the history, so a first load is appended
-batch by batch and built once.
+The newest commit of the table is all that a pipeline knows when it starts: it goes on from the
+offset in it. Any of these steps can be the last before a crash, or before somebody else commits:
+what no commit names does not count, and the next batch is planned anew from the newest commit.
 """
 
 from __future__ import annotations
@@ -14,77 +13,45 @@ import logging
 import re
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Protocol
 
 from ...errors import ConfigError, UpriverError
-from ..driver import Driver
+from ..admission import Limits
 from ..offsets import Offset
-from ..rows import spark_schema
-from ..session import register
-from . import first_load, grouped_files, maintenance
-from .change_log import ChangeLog
-from .delta import DeltaFolder
-from .keeper import MirrorKeeper
+from ..stream_driver import Driver
+from ..task_steps import ReadStep, steps_between
+from .executors import Executors
 from .lag import LagMeter
-from .offset_log import OffsetLog, positions_of
-from .places import TablePlace
+from .lease import Lease
+from .merge import Append, Merge, Outcome, files_of_groups
+from .open_table import Conflict
 from .progress import PipelineStatus, ProgressBook
-from .settings import (
-    PER_COLLECTION,
-    PIPELINE,
-    SHAPE,
-    PipelineSettings,
-    identity_properties,
-    require_same,
-)
-from .shape import MirrorShape, inferred_schema
+from .settings import PipelineSettings
+from .shape import MirrorShape
+from .storage import StorageFailed
+from .table_set import TableSet
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-__all__ = ["Pipeline", "start_pipeline"]
+__all__ = ["BatchLoop", "Pipeline", "Work"]
 
 _log = logging.getLogger(__name__)
 
-#: Batches that a mirror may wait for while a backlog is read.
-_MOST_WAITING: Final = 50
-#: Seconds without a batch after which none is expected at once.
-_IDLE: Final = 1
-#: What the source says of a batch whose branch no server has any more, after two failovers in a
-#: row; and how often such a batch is tried again.
+#: What a task says of a batch whose branch no server has any more, after two failovers in a row;
+#: and how often such a batch, or one that met another writer, is planned again.
 _GONE: Final = "DCP-UNKNOWN-BRANCH"
-_MOST_REPLAYS: Final = 3
-#: In a checkpoint: which table it belongs to.
-_MARK: Final = "upriver-pipeline"
-#: What the errors of a batch look like in the text that Spark makes of them.
-_OURS: Final = re.compile(r"upriver\.errors\.\w+: (.+)")
-#: Documents that a schema is inferred from.
-_SAMPLE: Final = 10_000
+_MOST_REPLANS: Final = 8
+#: What the errors of a task look like in the text that Spark makes of them.
+_OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
+#: Changes of a batch that one task reads sooner than several could be started.
+_SMALL_BATCH: Final = 5_000
 
 
 class Work(Protocol):
-    """What is to do besides batches."""
+    """What a pipeline does, in a thread of its own."""
 
-    def when_idle(self) -> None:
-        """Between two batches, if there is time."""
-
-    def finish(self) -> None:
-        """After the last batch of a query that has ended by itself."""
-
-
-class _NoWork:
-    """Of a query that does all by itself."""
-
-    def when_idle(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
+    def run(self, stopped: threading.Event) -> None:
+        """Works until all is done, or it is told to stop."""
 
 
 class Pipeline:
@@ -93,17 +60,9 @@ class Pipeline:
     def __init__(self, book: ProgressBook, meter: LagMeter) -> None:
         self._book = book
         self._meter = meter
-        self._closing = ExitStack()
-        self._query: StreamingQuery | None = None
-        #: Not a thread to join: a join that Ctrl-C interrupts takes the thread for ended.
         self._ended = threading.Event()
-        self._stopped = False
-        #: Held while a batch is worked on. Spark would interrupt it, and make of that an error
-        #: whose text is so long that its own search for the cause overflows the stack.
-        self._turn = threading.Lock()
+        self._stopped = threading.Event()
         self._failure: UpriverError | None = None
-        self._cause: Exception | None = None
-        self._replays = 0
 
     def status(self) -> PipelineStatus:
         return self._book.status()
@@ -121,325 +80,240 @@ class Pipeline:
 
     def stop(self) -> None:
         """Ends it after the batch that is under way."""
-        self._stopped = True
-        with self._turn:
-            pass
-        while self._query is not None and not self._ended.is_set():
-            self._query.stop()
-            self._ended.wait(_IDLE)
+        self._stopped.set()
+        self._ended.wait()
 
-    # ---- for those who start it ----------------------------------------------------------
-
-    def run(self, begin: Callable[[], StreamingQuery], work: Work, held: ExitStack) -> None:
-        """Begins a query and watches it, and has the work done that is no batch.
-
-        What is ``held`` is this pipeline's from then on, and closed when it ends.
-        """
-        self._query = begin()
-        self._closing = held.pop_all()
+    def run(self, work: Work, held: ExitStack) -> None:
+        """Starts the work; what is ``held`` is closed when it has ended."""
+        closing = held.pop_all()
         threading.Thread(
-            target=self._watch, args=(begin, work), name="upriver pipeline", daemon=True
+            target=self._run, args=(work, closing), name="upriver pipeline", daemon=True
         ).start()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """The time in which a batch is worked on."""
-        with self._turn:
-            if self._stopped:
-                raise UpriverError("the pipeline is being stopped")
-            try:
-                yield
-            except Exception as problem:
-                self._cause = problem  # Spark keeps no more than a text of it
-                raise
-
-    def _watch(self, begin: Callable[[], StreamingQuery], work: Work) -> None:
+    def _run(self, work: Work, closing: ExitStack) -> None:
         try:
-            while not self._has_ended(work):
-                _log.warning("a branch went while it was read; the batch is planned again")
-                self._query = begin()
-            if not self._stopped:
-                self._book.state("finishing")
-                work.finish()
-            self._book.state("stopped" if self._stopped else "done")
+            with closing:
+                work.run(self._stopped)
+            self._book.close("stopped" if self._stopped.is_set() else "done")
         except Exception as problem:  # of Spark, of Java, of ours: whatever ended it
-            if self._stopped:
-                self._book.state("stopped")
-            else:
-                self._failure = _as_ours(self._cause or problem)
-                self._book.state("failed")
+            self._failure = as_ours(problem)
+            self._book.close("failed")
         finally:
-            self._closing.close()
             self._ended.set()
 
-    def _has_ended(self, work: Work) -> bool:
-        """Waits for the end of the query; false if it must begin again."""
-        assert self._query is not None
-        batches = self._book.status().batches
-        try:
-            while not self._query.awaitTermination(_IDLE):
-                with self._turn:
-                    if not self._stopped:
-                        work.when_idle()
-        except Exception as problem:
-            # the replay asks which branches there are, so it cannot fail for the same reason
-            self._replays = 0 if self._book.status().batches > batches else self._replays + 1
-            if self._stopped or self._replays > _MOST_REPLAYS or _GONE not in str(problem):
-                raise
-            self._cause = None
-            return False
-        return True
 
-
-def start_pipeline(
-    spark: SparkSession,
-    settings: PipelineSettings,
-    place: TablePlace,
-    *,
-    on_step: Callable[[str], None] = lambda step: None,
-) -> Pipeline:
-    """Checks that table, checkpoint and source belong together, and starts."""
-    register(spark)
-    grouped_files.register(spark)
-    first_load.register(spark)
-    checkpoint = settings.checkpoint or place.checkpoint
-    offsets = OffsetLog(checkpoint)
-    with ExitStack() as stack:
-        stack.enter_context(place.locked())
-        driver = Driver(settings.read)
-        meter = LagMeter(driver, offsets.end_of(offsets.newest_batch()))
-        stack.callback(meter.close)
-        identity = driver.identity()
-        total = meter.measure() if settings.once else None
-        book = ProgressBook(place.progress, uuid.uuid4().hex[:8], total)
-        pipeline = Pipeline(book, meter)
-        rows = _stream(spark, settings)
-        writer: Any = rows.writeStream.option("checkpointLocation", str(checkpoint))
-        if settings.once:
-            writer = writer.trigger(availableNow=True)
-        elif settings.trigger:
-            writer = writer.trigger(processingTime=f"{round(settings.trigger * 1000)} milliseconds")
-        work: Work = _NoWork()
-        if settings.parquet:
-            writer = writer.format("parquet").option("path", str(place.root))
-        else:
-            properties = identity_properties(settings, identity)
-            batches = _Batches(spark, settings, place, offsets, pipeline, book, meter, on_step)
-            batches.prepare(checkpoint, properties)
-            writer, work = writer.foreachBatch(batches.run), batches
-        pipeline.run(writer.start, work, stack)
-        return pipeline
-
-
-def _stream(spark: SparkSession, settings: PipelineSettings) -> DataFrame:
-    return spark.readStream.format("dcp").options(**settings.source).load()
-
-
-class _Batches:
-    """What is done with each batch of a Delta table."""
+class BatchLoop:
+    """Batch after batch of one table."""
 
     def __init__(
         self,
-        spark: SparkSession,
+        executors: Executors,
         settings: PipelineSettings,
-        place: TablePlace,
-        offsets: OffsetLog,
-        pipeline: Pipeline,
+        tables: TableSet,
+        shape: MirrorShape,
+        driver: Driver,
+        lease: Lease,
         book: ProgressBook,
         meter: LagMeter,
-        on_step: Callable[[str], None],
     ) -> None:
-        self._spark = spark
+        self._executors = executors
         self._settings = settings
-        self._place = place
-        self._offsets = offsets
-        self._pipeline = pipeline
+        self._tables = tables
+        self._shape = shape
+        self._driver = driver
+        self._lease = lease
         self._book = book
         self._meter = meter
-        self._on_step = on_step
-        self._log: ChangeLog
-        self._keeper: MirrorKeeper | None = None
-        self._waiting = 0
-        self._last_batch = time.monotonic()
+        self._replans = 0
 
-    # ---- before the first batch ----------------------------------------------------------
+    def run(self, stopped: threading.Event) -> None:
+        self._tables.apply_pending()
+        target = self._driver.target() if self._settings.once else None
+        while not stopped.is_set():
+            began = time.monotonic()
+            try:
+                moved = self._batch(target)
+                self._replans = 0
+            except Exception as problem:
+                self._replan_after(problem)
+                continue
+            if not moved and self._settings.once:
+                return
+            if moved:
+                stopped.wait(max(0.0, self._settings.trigger - (time.monotonic() - began)))
 
-    def prepare(self, checkpoint: Path, identity: Mapping[str, str]) -> None:
-        settings, place = self._settings, self._place
-        mirrored = settings.kind == "mirror"
-        folder = DeltaFolder(place.history if mirrored else place.root)
-        held = folder.properties() if folder.exists() else None
-        if held is not None:
-            require_same(place.root, held, identity)
-        app = _pipeline_of(checkpoint, held, self._offsets, place.root)
-        properties = {**identity, PIPELINE: app}
-        self._log = ChangeLog(folder.path, app)
-        shape = MirrorShape()
-        if mirrored:
-            shape = self._shape(held)
-            properties |= {
-                SHAPE: shape.to_json(),
-                PER_COLLECTION: str(settings.table_per_collection).lower(),
-            }
-            if held is not None:
-                require_same(place.root, held, properties)
-        if held is None:
-            self._log.create(spark_schema(settings.read.rows), properties)
-        if mirrored:
-            self._keeper = MirrorKeeper(
-                place,
-                self._log,
-                shape,
-                app=app,
-                properties=properties,
-                per_collection=settings.table_per_collection,
-                on_step=self._on_step,
-            )
-            self._keeper.create(self._spark)
-            self._bring_up(self._spark)
-
-    def _shape(self, held: Mapping[str, str] | None) -> MirrorShape:
-        """How rows look: as asked; what was inferred once stays."""
-        from pyspark.sql.types import StructType
-
-        settings = self._settings
-        asked = settings.value_schema
-        schema = ""
-        if asked == "infer" and held is not None:
-            schema = MirrorShape.of_json(held[SHAPE]).schema
-        elif asked == "infer":
-            options = {
-                name: text for name, text in settings.source.items() if "PerTrigger" not in name
-            }
-            documents = self._spark.read.format("dcp").options(**options).load()
-            schema = inferred_schema(documents.where("op = 'mutation'").limit(_SAMPLE)).json()
-        elif asked:
-            schema = StructType.fromDDL(asked).json()
-        return MirrorShape(
-            text=settings.text,
-            schema=schema,
-            keep_deleted=settings.keep_deleted,
-            groups=settings.groups,
-        )
+    def _replan_after(self, problem: Exception) -> None:
+        """Begins again from the newest commit, if that can help."""
+        self._replans += 1
+        is_gone = _GONE in str(problem)
+        if self._replans > _MOST_REPLANS or not (is_gone or isinstance(problem, Conflict)):
+            raise problem
+        _log.warning("a batch is planned again: %s", _first_line(problem))
+        self._tables.refresh(self._lease.number)
+        self._tables.apply_pending()
 
     # ---- a batch -------------------------------------------------------------------------
 
-    def run(self, rows: DataFrame, batch: int) -> None:
-        with self._pipeline.turn():
-            self._run(rows, batch)
-            self._last_batch = time.monotonic()
-
-    def _run(self, rows: DataFrame, batch: int) -> None:
-        began = time.monotonic()
-        steps: dict[str, float] = {}
-        end = self._offsets.end_of(batch)
-        if end is None or not end.progress:
-            return  # the first batch only puts the start into Spark's log
-        before = self._offsets.end_of(batch - 1)
-        appended = self._log.append(rows, batch, positions_of(end))
-        steps["log"] = time.monotonic() - began
-        self._on_step("log")
-        letters = 0
-        self._waiting += 1
-        if self._keeper is not None and not self._may_wait(before, end):
-            started = time.monotonic()
-            letters = self._bring_up(rows.sparkSession, end)
-            steps["mirror"] = time.monotonic() - started
-        if self._settings.compact_every and batch % self._settings.compact_every == 0 and batch:
-            started = time.monotonic()
-            maintenance.care_for(self._place, hours=self._settings.keep_versions)
-            steps["care"] = time.monotonic() - started
-        if self._keeper is None:
-            self._meter.shown = end
-        self._book.batch_done(
-            advance=_advance(before, end),
-            began=began,
-            batch=batch,
-            rows=appended.rows,
-            bytes=appended.bytes,
-            steps=steps,
-            rollbacks=_rollbacks(before, end),
-            dead_letters=letters,
-            lag=self._meter.measure(),
-            delay=None if appended.newest is None else max(0.0, time.time() - appended.newest),
-        )
-
-    def _may_wait(self, before: Offset | None, end: Offset) -> bool:
-        """Whether more is coming at once, so that the mirror can take it together."""
-        if self._settings.once:
-            return True
-        limit = self._settings.read.max_offsets_per_trigger
-        cut = limit is not None and _advance(before, end) >= limit
-        return cut and self._waiting < _MOST_WAITING
-
-    def _bring_up(self, spark: SparkSession, end: Offset | None = None) -> int:
-        assert self._keeper is not None
-        if end is None:
-            end = self._offsets.end_of(self._log.last_batch())
-        self._waiting = 0
-        if end is None:
-            return 0
-        letters = self._keeper.bring_up(spark, positions_of(end))
-        self._meter.shown = end
-        return letters
-
-    def when_idle(self) -> None:
-        """A backlog that was expected has not come: what waits is brought up without it."""
-        idle = time.monotonic() - self._last_batch > _IDLE
-        if self._keeper is not None and self._waiting and idle and not self._settings.once:
-            self._book.add_dead_letters(self._bring_up(self._spark))
-
-    def finish(self) -> None:
-        if self._keeper is not None:
-            self._book.add_dead_letters(self._bring_up(self._spark))
-
-
-def _advance(before: Offset | None, end: Offset) -> int:
-    """Over how many seqnos a batch goes."""
-    return sum(
-        progress.seqno - progress.start
-        for vbucket, progress in end.progress.items()
-        if before is None or progress != before.at(vbucket)
-    )
-
-
-def _rollbacks(before: Offset | None, end: Offset) -> int:
-    return sum(
-        progress.rolled_back and (before is None or progress != before.at(vbucket))
-        for vbucket, progress in end.progress.items()
-    )
-
-
-def _pipeline_of(
-    checkpoint: Path, held: Mapping[str, str] | None, offsets: OffsetLog, table: Path
-) -> str:
-    """The name under which batches are counted, if checkpoint and table belong together."""
-    mark = checkpoint / _MARK
-    marked = mark.read_text().strip() if mark.exists() else ""
-    if held is not None:
-        if marked != held.get(PIPELINE):
+    def _batch(self, target: dict[int, int] | None) -> bool:
+        """Plans and does one batch; false if there was nothing to do."""
+        before = self._tables.state.offset or self._driver.first_offset()
+        if before.source != self._driver.identity():
             raise ConfigError(
-                f"{table} was written with another checkpoint than {checkpoint}; give that one, "
-                "or a new table"
+                f"the bucket {before.source.bucket} is not the one that {self._tables.root.url} is "
+                "of: it was deleted and made anew; give a new table"
             )
-        return marked
-    if offsets.newest_batch() >= 0:
-        raise ConfigError(
-            f"the checkpoint {checkpoint} is of a table that is not at {table} any more; give a "
-            "new checkpoint, or the table that it is of"
+        end = self._driver.next_offset(
+            before,
+            Limits(
+                rows=self._settings.read.max_offsets_per_trigger,
+                bytes=self._settings.read.max_bytes_per_trigger,
+                target=target,
+            ),
+            patience=0.0 if target is not None else self._settings.read.long_poll,
+            can_restore=self._tables.can_restore if self._settings.kind == "mirror" else None,
         )
-    if not marked:
-        marked = uuid.uuid4().hex
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        mark.write_text(marked)
-    return marked
+        if end is before:
+            return False
+        began = time.monotonic()
+        steps = steps_between(before, end)
+        outcomes: list[Outcome] = self._executors.run(self._tasks(steps))
+        self._tables.on_step("read")
+        read = time.monotonic()
+        self._tables.commit_batch(outcomes, end, self._lease, self._executors)
+        committed = time.monotonic()
+        self._meter.shown = end
+        self._care()
+        self._record(before, end, steps, outcomes, began, read, committed)
+        return True
+
+    def _tasks(self, steps: Sequence[ReadStep]) -> list[Append | Merge]:
+        settings, tables = self._settings, self._tables
+        groups = self._shape.groups if settings.kind == "mirror" else 0
+        parts = divided(steps, groups, self._parallelism(steps))
+        if settings.kind == "changelog":
+            batch = tables.state.batch + 1
+            return [Append(tables.root, settings.read, part, batch) for part in parts]
+        key = tables.key
+        assert key is not None
+        held = tables.held()
+        older = {
+            version: tables.files_at(version)
+            for version in {self._version_of(step) for step in steps if step.rolls_back}
+            if version is not None
+        }
+        made: list[Append | Merge] = []
+        for part in parts:
+            mine = {step.vbucket % groups for step in part}
+            restored = []
+            for version, files in older.items():
+                back = {
+                    step.vbucket
+                    for step in part
+                    if step.rolls_back and self._version_of(step) == version
+                }
+                if back:
+                    chosen = {vb % groups for vb in back}
+                    restored.append((back, _of_groups(files, chosen)))
+            made.append(
+                Merge(
+                    tables.root,
+                    settings.read,
+                    self._shape,
+                    key,
+                    part,
+                    _of_groups(held, mine),
+                    restored,
+                    tables.per_collection,
+                )
+            )
+        return made
+
+    def _version_of(self, step: ReadStep) -> int | None:
+        """The version with the rows that a vbucket goes back to; None if it goes back to 0."""
+        if not step.start:
+            return None
+        return self._tables.state.versions[step.vbucket][step.start]
+
+    def _parallelism(self, steps: Sequence[ReadStep]) -> int:
+        options = self._settings.read
+        least = options.min_partitions or 1
+        if sum(step.size for step in steps) < _SMALL_BATCH:
+            return least
+        most = options.num_partitions or self._executors.parallelism
+        return max(most, least)
+
+    # ---- besides -------------------------------------------------------------------------
+
+    def _care(self) -> None:
+        """What only rearranges files: if it fails, it is told and tried again later."""
+        every, tables = self._settings.compact_every, self._tables
+        try:
+            if every and tables.state.batch % every == 0:
+                tables.compact(self._executors)
+            if tables.checkpoint():
+                tables.on_step("checkpoint")
+                tables.vacuum()
+                tables.on_step("vacuum")
+        except (StorageFailed, Conflict, OSError) as problem:
+            _log.warning("%s was not cared for: %s", tables.root.url, problem)
+
+    def _record(
+        self,
+        before: Offset,
+        end: Offset,
+        steps: Sequence[ReadStep],
+        outcomes: Sequence[Outcome],
+        began: float,
+        read: float,
+        committed: float,
+    ) -> None:
+        newest = [one.newest for one in outcomes if one.newest is not None]
+        self._book.batch_done(
+            advance=sum(step.end - step.start for step in steps),
+            began=began,
+            batch=self._tables.state.batch,
+            rows=sum(one.changes for one in outcomes),
+            bytes=sum(one.bytes for one in outcomes),
+            steps={
+                "tasks": read - began,
+                "commit": committed - read,
+                "care": time.monotonic() - committed,
+            },
+            rollbacks=sum(step.rolls_back for step in steps),
+            dead_letters=sum(new.file.rows for one in outcomes for new in one.letters),
+            lag=self._meter.measure(),
+            delay=max(0.0, time.time() - max(newest)) if newest else None,
+        )
 
 
-def _as_ours(problem: Exception) -> UpriverError:
+def _of_groups(files: dict[str, list[Any]], groups: set[int]) -> dict[str, list[Any]]:
+    return {name: files_of_groups(some, groups) for name, some in files.items()}
+
+
+def divided(steps: Sequence[ReadStep], groups: int, count: int) -> list[tuple[ReadStep, ...]]:
+    """Steps for at most so many tasks, of about the same size; those of a group stay together."""
+    together: dict[int, list[ReadStep]] = {}
+    for step in steps:
+        group = step.vbucket % groups if groups else step.vbucket
+        together.setdefault(group, []).append(step)
+    parts: list[list[ReadStep]] = [[] for _ in range(min(count, len(together)))]
+    sizes = [0] * len(parts)
+    for some in sorted(together.values(), key=lambda some: -sum(step.size for step in some)):
+        lightest = sizes.index(min(sizes))
+        parts[lightest] += some
+        sizes[lightest] += sum(step.size for step in some)
+    return [tuple(part) for part in parts]
+
+
+def _first_line(problem: Exception) -> str:
+    return str(as_ours(problem)).partition("\n")[0]
+
+
+def as_ours(problem: Exception) -> UpriverError:
     """The error as one of ours: itself, or what Spark's wrapping says of one, or its text."""
     if isinstance(problem, UpriverError):
         return problem
-    found = _OURS.findall(str(problem))
+    found = [first or second for first, second in _OURS.findall(str(problem))]
     ours = UpriverError(found[-1] if found else f"{type(problem).__name__}: {problem}")
     ours.__cause__ = problem
     return ours

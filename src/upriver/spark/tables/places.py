@@ -6,16 +6,15 @@ the table: moved, copied and deleted with it.
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
-from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigError
+from .progress import LocalProgress, ProgressLog, RemoteProgress
+from .storage import Storage
 
 __all__ = ["TablePlace"]
 
@@ -24,25 +23,22 @@ _PRIVATE: Final = "_upriver"
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """The directory of a table, which the driver and all executors see under one path."""
+    """The place of a table, which the driver and all executors reach by the same address."""
 
-    root: Path
+    storage: Storage
 
     @classmethod
-    def parse(cls, text: str | os.PathLike[str]) -> Self:
-        """A path, or a ``file:`` address of one; ConfigError for anything else."""
-        text = os.fspath(text)
-        scheme, separator, _ = text.partition("://")
-        if text.startswith("file:"):
-            text = unquote(urlsplit(text).path)
-        elif separator:
-            raise ConfigError(
-                f"table: {scheme}:// is not supported; give a directory that the driver and the "
-                "executors see under the same path"
-            )
-        if not text:
-            raise ConfigError("table: a directory must be given")
-        return cls(Path(text).absolute())
+    def parse(cls, text: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Self:
+        """A directory or an address of an object store; ConfigError for anything else."""
+        return cls(Storage.parse(text, options))
+
+    def __str__(self) -> str:
+        return self.storage.url
+
+    @property
+    def root(self) -> Path:
+        """The directory of the table, if it is in one."""
+        return self.storage.path
 
     @property
     def private(self) -> Path:
@@ -50,29 +46,27 @@ class TablePlace:
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark keeps its own books, unless the user says otherwise."""
+        """Where Spark keeps its own books of a change log in Parquet."""
         return self.private / "checkpoint"
-
-    @property
-    def history(self) -> Path:
-        """The change log that a mirror is made from."""
-        return self.private / "history"
-
-    @property
-    def dead_letters(self) -> Path:
-        return self.private / "dead_letters"
 
     @property
     def progress(self) -> Path:
         return self.private / "progress.jsonl"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps a second pipeline off this table; the lock goes with the process."""
-        self.private.mkdir(parents=True, exist_ok=True)
-        with open(self.private / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(f"another pipeline is running on {self.root}") from None
-            yield
+    def progress_log(self, run: str) -> ProgressLog:
+        """Where a run of the pipeline records its batches."""
+        if self.storage.is_local:
+            return LocalProgress(self.progress, run)
+        return RemoteProgress(self.storage, run)
+
+    def prepare(self) -> None:
+        """Makes the directory of the pipeline's state, which is for its user alone."""
+        if not self.storage.is_local:
+            return
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.private.mkdir(mode=0o700, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(
+                f"table: {self.root} cannot be a directory: {problem.strerror}; give another path"
+            ) from None

@@ -6,15 +6,33 @@ The file is for `upriver report` and for people; nothing depends on it, and it i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-__all__ = ["BatchRecord", "PipelineStatus", "ProgressBook", "read_progress"]
+from .storage import Storage, StorageFailed
+
+__all__ = [
+    "BatchRecord",
+    "LocalProgress",
+    "PipelineStatus",
+    "ProgressBook",
+    "ProgressLog",
+    "RemoteProgress",
+    "read_progress",
+]
+
+_log = logging.getLogger(__name__)
+
+#: In an object store: where the files of runs are, how many stay, and how often one is written.
+_RUNS: Final = "_upriver/progress"
+_KEPT_RUNS: Final = 20
+_WRITTEN_EVERY: Final = 5.0
 
 #: Lines of a file; at twice as many the older half goes.
 _KEPT_LINES: Final = 5_000
@@ -50,7 +68,7 @@ class BatchRecord:
 class PipelineStatus:
     """How a pipeline goes. Counts are of this run."""
 
-    #: running, finishing, done, stopped or failed.
+    #: running, done, stopped or failed.
     state: str = "running"
     batches: int = 0
     rows: int = 0
@@ -65,29 +83,93 @@ class PipelineStatus:
     total: int | None = None
 
 
+class ProgressLog(Protocol):
+    """Where the batches of one run are recorded."""
+
+    run: str
+
+    def append(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LocalProgress:
+    """A file that lines are appended to, for all runs."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.run = run
+        self._path = path
+        self._lines = 0
+
+    def append(self, line: str) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._lines += 1
+        if self._lines % _KEPT_LINES == 1:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        with open(self._path, encoding="utf-8") as file:
+            lines = deque(file, maxlen=_KEPT_LINES)
+        draft = self._path.with_suffix(".new")
+        draft.write_text("".join(lines), encoding="utf-8")
+        os.replace(draft, self._path)
+
+    def close(self) -> None:
+        pass
+
+
+class RemoteProgress:
+    """In an object store: a file for each run, which is written anew every few seconds."""
+
+    def __init__(self, storage: Storage, run: str) -> None:
+        self.run = run
+        self._storage = storage
+        self._path = f"{_RUNS}/{time.time_ns():020}-{run}.jsonl"
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._written = 0.0
+
+    def append(self, line: str) -> None:
+        self._kept.append(line)
+        if time.monotonic() - self._written >= _WRITTEN_EVERY:
+            self.close()
+
+    def close(self) -> None:
+        if not self._kept:
+            return
+        self._written = time.monotonic()
+        try:
+            self._storage.put(self._path, "".join(f"{one}\n" for one in self._kept).encode())
+            old = sorted(file.path for file in self._storage.files(_RUNS))[:-_KEPT_RUNS]
+            self._storage.delete(old)
+        except StorageFailed as problem:
+            _log.warning("the progress was not recorded: %s", problem)
+
+
 class ProgressBook:
     """Keeps both; any thread may ask."""
 
-    def __init__(self, path: Path, run: str, total: int | None) -> None:
-        self._path = path
-        self._run = run
+    def __init__(self, log: ProgressLog, total: int | None) -> None:
+        self._log = log
         self._lock = threading.Lock()
         self._recent: deque[BatchRecord] = deque(maxlen=_RECENT)
         self._status = PipelineStatus(total=total)
-        self._lines = 0
 
     def status(self) -> PipelineStatus:
         with self._lock:
             return self._status
 
-    def state(self, state: str) -> None:
+    def close(self, state: str) -> None:
+        """Says how it ended."""
+        self._log.close()
         with self._lock:
             self._status = replace(self._status, state=state)
 
     def batch_done(self, *, advance: int, began: float, **facts: Any) -> None:
         """Counts a batch that began at that moment of the monotonic clock."""
         seconds = time.monotonic() - began
-        record = BatchRecord(time=time.time(), run=self._run, seconds=seconds, **facts)
+        record = BatchRecord(time=time.time(), run=self._log.run, seconds=seconds, **facts)
         with self._lock:
             self._recent.append(record)
             spent = sum(one.seconds for one in self._recent)
@@ -103,37 +185,22 @@ class ProgressBook:
                 dead_letters=status.dead_letters + record.dead_letters,
                 done=status.done + advance,
             )
-        self._append(record)
-
-    def add_dead_letters(self, count: int) -> None:
-        with self._lock:
-            letters = self._status.dead_letters + count
-            self._status = replace(self._status, dead_letters=letters)
-
-    def _append(self, record: BatchRecord) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-        self._lines += 1
-        if self._lines % _KEPT_LINES == 1:
-            self._shorten()
-
-    def _shorten(self) -> None:
-        with open(self._path, encoding="utf-8") as file:
-            lines = deque(file, maxlen=_KEPT_LINES)
-        draft = self._path.with_suffix(".new")
-        draft.write_text("".join(lines), encoding="utf-8")
-        os.replace(draft, self._path)
+        self._log.append(json.dumps(asdict(record)))
 
 
-def read_progress(path: Path) -> list[BatchRecord]:
+def read_progress(storage: Storage) -> list[BatchRecord]:
     """The batches of the last runs, oldest first; a line that is damaged is left out."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _MAX_SIZE))
-            lines = file.read(_MAX_SIZE).decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
+    if storage.is_local:
+        try:
+            path = storage.path / "_upriver" / "progress.jsonl"
+            with open(path, "rb") as file:
+                file.seek(max(0, path.stat().st_size - _MAX_SIZE))
+                text = file.read(_MAX_SIZE)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    else:
+        text = b"".join(storage.read(one.path) for one in storage.files(_RUNS))
+    lines = text.decode(errors="replace").splitlines()
     return [record for line in lines if (record := _record(line)) is not None]
 
 

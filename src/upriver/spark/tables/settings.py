@@ -9,79 +9,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from ...errors import ConfigError
+from ...settings.all_settings import CHANGELOG, MIRROR
+from ...settings.setting import Given
 from ..offsets import SourceIdentity
-from ..option_table import Given, Kind, Option
-from ..options import ReadOptions
+from ..source_options import ReadOptions
+from .retention import Window
 
-__all__ = [
-    "CHANGELOG_OPTIONS",
-    "MIRROR_OPTIONS",
-    "PIPELINE_OPTIONS",
-    "PipelineSettings",
-    "identity_properties",
-    "require_same",
-]
+__all__ = ["PipelineSettings", "identity_properties", "require_same"]
 
 TableKind = Literal["changelog", "mirror"]
 
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
 _BATCH: Final = "1000000"
-
-#: What every pipeline takes besides the options of the source.
-PIPELINE_OPTIONS: Final = (
-    Option("once", Kind.FLAG, "false", "catch up with what is there now, and stop"),
-    Option("checkpoint", Kind.TEXT, None, "where Spark keeps positions; inside the table if not"),
-    Option("trigger", Kind.DURATION, "0s", "start batches no faster than this apart", most=86_400),
-    Option(
-        "compactEvery",
-        Kind.NUMBER,
-        "100",
-        "make small files into larger ones every so many batches; 0 for never",
-        most=10**9,
-    ),
-    Option(
-        "keepVersions",
-        Kind.DURATION,
-        "168h",
-        "how long files that no version needs any more stay for readers of older versions",
-        most=10**9,
-    ),
-)
-CHANGELOG_OPTIONS: Final = (
-    *PIPELINE_OPTIONS,
-    Option("format", Kind.CHOICE, "delta", "how the table is kept", choices=("delta", "parquet")),
-)
-MIRROR_OPTIONS: Final = (
-    *PIPELINE_OPTIONS,
-    Option(
-        "valueFormat",
-        Kind.CHOICE,
-        "binary",
-        "values as bytes, or as text",
-        choices=("binary", "string"),
-    ),
-    Option(
-        "valueSchema",
-        Kind.TEXT,
-        None,
-        "values as columns: a schema such as 'name string, age int', or infer",
-    ),
-    Option("keepDeleted", Kind.FLAG, "false", "mark deleted documents instead of leaving them out"),
-    Option("tablePerCollection", Kind.FLAG, "false", "a table for each collection, TABLE/S.C"),
-    Option(
-        "groups",
-        Kind.NUMBER,
-        "64",
-        "into how many groups of vbuckets files are divided",
-        least=1,
-        most=1024,
-    ),
-)
 
 #: What makes no sense for a table that is kept equal to a whole bucket.
 _NOT_FOR_MIRRORS: Final = ("startingOffsets", "xattrs", "mode", "columnNameOfCorruptRecord")
@@ -95,6 +39,12 @@ KIND: Final = "upriver.kind"
 PIPELINE: Final = "upriver.pipeline"
 SHAPE: Final = "upriver.shape"
 PER_COLLECTION: Final = "upriver.table_per_collection"
+MERGE_ON_READ: Final = "upriver.merge_on_read"
+#: The key of the hashes by which documents are found.
+HASH_KEY: Final = "upriver.hash_key"
+#: How tables are kept; tables of version 0.1 do not say it.
+FORMAT: Final = "upriver.format"
+NEWEST_FORMAT: Final = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +56,16 @@ class PipelineSettings:
     source: Mapping[str, str]
     read: ReadOptions
     once: bool
-    checkpoint: Path | None
     #: Seconds.
     trigger: float
     compact_every: int
-    #: Hours.
-    keep_versions: float
+    window: Window
+    #: As `deltalake` takes them.
+    storage: Mapping[str, str] = field(repr=False)
+    #: Of a change log that Spark itself writes as Parquet.
+    checkpoint: Path | None = None
     parquet: bool = False
+    merge_on_read: bool = True
     text: bool = False
     #: DDL, or "infer", or nothing.
     value_schema: str = ""
@@ -123,10 +76,10 @@ class PipelineSettings:
     @classmethod
     def parse(cls, kind: TableKind, source: str, options: Mapping[str, Any]) -> Self:
         """Reads options in any spelling of Python or Spark; ConfigError names what is wrong."""
-        table = MIRROR_OPTIONS if kind == "mirror" else CHANGELOG_OPTIONS
+        table = MIRROR if kind == "mirror" else CHANGELOG
         mine: dict[str, str] = {}
         theirs = {"connectionString": source}
-        known = {option.name.lower() for option in table}
+        known = {setting.name.lower() for setting in table}
         for name, value in options.items():
             if value is None:
                 continue
@@ -139,30 +92,49 @@ class PipelineSettings:
         for name in _NOT_FOR_MIRRORS if kind == "mirror" else ():
             if name in read.given:
                 raise ConfigError(f"{name} has no meaning for a mirror")
-        checkpoint = given.text("checkpoint")
         common: dict[str, Any] = {
             "kind": kind,
             "source": theirs,
             "read": read,
-            "once": given.flag("once"),
-            "checkpoint": Path(checkpoint).absolute() if checkpoint else None,
-            "trigger": given.seconds("trigger"),
-            "compact_every": given.number("compactEvery") or 0,
-            "keep_versions": given.seconds("keepVersions") / 3600,
+            "window": Window(given["keepVersions"], given["keepVersionsSize"]),
+            "storage": storage_options(given["storageOptions"]),
+            **given.fields("once", "trigger", "compactEvery"),
         }
         if kind == "changelog":
-            return cls(**common, parquet=given.choice("format") == "parquet")
+            parquet = given["format"] == "parquet"
+            checkpoint = given["checkpoint"]
+            if checkpoint and not parquet:
+                raise ConfigError(
+                    "checkpoint: a Delta table keeps its position in its own commits; leave it out"
+                )
+            place = Path(checkpoint).absolute() if checkpoint else None
+            return cls(**common, parquet=parquet, checkpoint=place)
         return cls(
             **common,
-            text=given.choice("valueFormat") == "string",
-            value_schema=given.text("valueSchema"),
-            keep_deleted=given.flag("keepDeleted"),
-            table_per_collection=given.flag("tablePerCollection"),
-            groups=given.number("groups") or 1,
+            text=given["valueFormat"] == "string",
+            **given.fields("valueSchema", "keepDeleted", "tablePerCollection", "groups"),
+            merge_on_read=given["mergeOnRead"] == "true",
         )
 
 
+def storage_options(text: str | None) -> dict[str, str]:
+    """Options of an object store, from a JSON object; its values are never repeated."""
+    if not text:
+        return {}
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
+        raise ConfigError(
+            'storageOptions: give a JSON object of texts, such as {"AWS_REGION": "eu-west-1"}'
+        )
+    return told
+
+
 def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps({str(name): str(one) for name, one in value.items()})
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -176,6 +148,7 @@ def identity_properties(settings: PipelineSettings, source: SourceIdentity) -> d
         "noValue": not read.rows.values,
     }
     return {
+        FORMAT: NEWEST_FORMAT,
         KIND: settings.kind,
         _SOURCE: str(read.source),
         _BUCKET: source.bucket,
@@ -185,15 +158,37 @@ def identity_properties(settings: PipelineSettings, source: SourceIdentity) -> d
     }
 
 
-def require_same(path: Path, table: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """ConfigError if a table is of something else; its address alone may change."""
+class ForeignTable(ConfigError):
+    """A Delta table that no pipeline has made."""
+
+
+def require_readable(url: str, table: Mapping[str, str]) -> None:
+    """ConfigError if a table is not one that this release keeps."""
     if KIND not in table:
-        raise ConfigError(f"{path} is a table that no pipeline of ours has made")
+        raise ForeignTable(
+            f"{url} is a Delta table that no pipeline of ours has made; give another path"
+        )
+    found = table.get(FORMAT)
+    if found is None:
+        raise ConfigError(
+            f"{url} was made by upriver 0.1, which kept tables in another way. Give a new TABLE: "
+            "it is loaded from the bucket once. Readers can use the old one until then; delete it "
+            "afterwards"
+        )
+    if found != NEWEST_FORMAT:
+        raise ConfigError(
+            f"{url} was made by a later release of upriver (format {found}); use that release"
+        )
+
+
+def require_same(url: str, table: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """ConfigError if a table is of something else; its address alone may change."""
+    require_readable(url, table)
     for name, value in wanted.items():
         held = table.get(name, "")
         if name != _SOURCE and held != value:
             what = name.removeprefix("upriver.")
             raise ConfigError(
-                f"{path} is a table of something else: its {what} is {held or 'none'} and here it "
+                f"{url} is a table of something else: its {what} is {held or 'none'} and here it "
                 f"is {value or 'none'}; give a new table, or what this one was made with"
             )

@@ -1,4 +1,4 @@
-"""What a row of a mirror looks like: the same for what is written and for what is compared.
+"""What a row of a mirror looks like, and how tasks make such rows of changes.
 
     key, value | one column for each member of a schema, cas, seqno, rev, flags, expiry, datatype,
     vbucket, scope, collection, event_time, branch, vbucket_group
@@ -11,43 +11,55 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import ConfigError
 from ...model import Op
-from ..parse import parse
-from .states import CHANGE
+from ..source_options import ReadOptions
+from .data_files import GROUP
+from .json_columns import JsonColumns
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["CORRUPT", "GONE", "GROUP", "MirrorShape", "inferred_schema"]
+__all__ = ["CORRUPT", "LETTERS", "MirrorShape", "inferred_schema"]
 
-#: Rows of vbuckets with the same number here share files, so a few changes touch few files.
-GROUP: Final = "vbucket_group"
-#: Says of a state that the mirror has no row for it; never part of the mirror.
-GONE: Final = "gone"
 CORRUPT: Final = "_corrupt_record"
-
-_METADATA: Final = (
-    "cas",
-    "seqno",
-    "rev",
-    "flags",
-    "expiry",
-    "datatype",
-    "vbucket",
-    "scope",
-    "collection",
-    "event_time",
-    "branch",
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_METADATA: Final[dict[str, Any]] = {
+    "cas": pa.int64(),
+    "seqno": pa.int64(),
+    "rev": pa.int64(),
+    "flags": pa.int64(),
+    "expiry": _TIMESTAMP,
+    "datatype": pa.int32(),
+    "vbucket": pa.int32(),
+    "scope": pa.string(),
+    "collection": pa.string(),
+    "event_time": _TIMESTAMP,
+    "branch": pa.int32(),
+}
+_OURS: Final = frozenset({"key", *_METADATA, GROUP, CORRUPT, "gone", "change", "deleted"})
+#: What is put aside of a change whose value does not fit the schema.
+LETTERS: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        *((name, _METADATA[name]) for name in ("vbucket", "seqno", "branch", "cas")),
+        *((name, pa.string()) for name in ("scope", "collection", "reason")),
+        ("value", pa.binary()),
+    ]
 )
-_OURS: Final = frozenset({"key", *_METADATA, GROUP, GONE, CORRUPT, CHANGE, "deleted"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MirrorShape:
     """How documents become rows. It is fixed when a mirror is made."""
 
@@ -56,22 +68,18 @@ class MirrorShape:
     #: The members that values have, as Spark's JSON of a schema; empty if values stay whole.
     schema: str = ""
     keep_deleted: bool = False
-    #: How many numbers `GROUP` has.
+    #: How many numbers `vbucket_group` has.
     groups: int = 64
 
     def __post_init__(self) -> None:
         if self.text and self.schema:
             raise ConfigError("valueFormat and valueSchema contradict each other: give one of them")
-        for name in self._members().names if self.schema else ():
+        for member in json.loads(self.schema)["fields"] if self.schema else ():
+            name = member["name"]
             if name.lower() in _OURS or name == "value":
                 raise ConfigError(
                     f"valueSchema: a mirror has a column {name} already; leave that member out"
                 )
-
-    def _members(self) -> StructType:
-        from pyspark.sql.types import StructType
-
-        return StructType.fromJson(json.loads(self.schema))
 
     def to_json(self) -> str:
         told: dict[str, Any] = {
@@ -92,70 +100,75 @@ class MirrorShape:
             groups=told["groups"],
         )
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether rows are changes as they are, of the documents that live."""
-        return not (self.text or self.schema or self.keep_deleted)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MirrorShape.of_json, (self.to_json(),)
 
-    @property
-    def plain_columns(self) -> list[str]:
-        return ["key", "value", *_METADATA]
+    def read_options(self, options: ReadOptions) -> ReadOptions:
+        """The source's options, so that it gives values as this shape wants them."""
+        corrupt = CORRUPT if self.text else None
+        return replace(options, rows=replace(options.rows, text=self.text, corrupt_column=corrupt))
 
-    def group(self) -> Column:
-        from pyspark.sql import functions as f
+    @cached_property
+    def _members(self) -> JsonColumns | None:
+        return JsonColumns.of_spark(self.schema) if self.schema else None
 
-        return f.pmod(f.col("vbucket"), f.lit(self.groups)).cast("int")
-
-    def rows(self, states: DataFrame) -> DataFrame:
-        """The rows for final states, with `GONE` for those that shall not be in the table."""
-        from pyspark.sql import functions as f
-
-        lives = f.col(CHANGE) == Op.MUTATION.value
-        shaped, values = self._valued(states)
-        columns: list[Column | str] = ["key", *values, *_METADATA, self.group().alias(GROUP)]
-        if self.keep_deleted:
-            columns.append((~lives).alias("deleted"))
-            gone = f.col(CHANGE).isNull()
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of the table."""
+        columns: list[tuple[str, Any]] = [("key", pa.binary())]
+        if self._members is not None:
+            columns += [(member.name, member.type) for member in self._members.schema]
         else:
-            gone = ~f.coalesce(lives, f.lit(False))
-        return shaped.select(*columns, gone.alias(GONE))
+            columns.append(("value", pa.string() if self.text else pa.binary()))
+        if self.text or self.schema:
+            columns.append((CORRUPT, pa.binary()))
+        columns += _METADATA.items()
+        columns.append((GROUP, pa.int32()))
+        if self.keep_deleted:
+            columns.append(("deleted", pa.bool_()))
+        return pa.schema(columns)
 
-    def unreadable(self, changes: DataFrame) -> DataFrame:
-        """The changes of which the value does not fit, with the reason."""
-        from pyspark.sql import functions as f
+    def rows(
+        self, changes: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_], pa.RecordBatch | None]:
+        """The rows of changes, which of them the table has, and what does not fit the schema."""
+        lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
+        columns = {name: changes.column(name) for name in ("key", *_METADATA)}
+        vbuckets = changes.column("vbucket").to_numpy()
+        columns[GROUP] = pa.array((vbuckets % self.groups).astype(np.int32))
+        letters = None
+        if self._members is not None:
+            values = pc.if_else(lives, changes.column("value"), pa.scalar(None, pa.binary()))
+            members, corrupt, reasons = self._members.parse(values)
+            columns |= members
+            columns[CORRUPT] = corrupt
+            letters = _letters(changes, corrupt, reasons)
+        else:
+            columns["value"] = changes.column("value")
+            if self.text:
+                columns[CORRUPT] = changes.column(CORRUPT)
+        if self.keep_deleted:
+            columns["deleted"] = pc.invert(lives)
+            is_row = np.ones(changes.num_rows, bool)
+        else:
+            is_row = lives.to_numpy(zero_copy_only=False)
+        schema = self.arrow_schema
+        made = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return made, is_row, letters
 
-        parsed = parse(
-            changes.where(f.col("op") == Op.MUTATION.value), self._members(), corrupt=CORRUPT
-        )
-        is_json = f.try_parse_json(f.col(CORRUPT).cast("string")).isNotNull()
-        reason = f.when(is_json, "it does not fit the schema").otherwise("it is no JSON")
-        return parsed.where(f.col(CORRUPT).isNotNull()).select(
-            "key",
-            "vbucket",
-            "seqno",
-            "branch",
-            "cas",
-            "scope",
-            "collection",
-            reason.alias("reason"),
-            f.col(CORRUPT).alias("value"),
-        )
 
-    def _valued(self, states: DataFrame) -> tuple[DataFrame, list[Column | str]]:
-        from pyspark.sql import functions as f
-
-        if self.text:
-            text = f.col("value").cast("string")
-            good = f.is_valid_utf8(text)
-            return states, [
-                f.when(good, text).alias("value"),
-                f.when(~good, f.col("value")).alias(CORRUPT),
-            ]
-        if not self.schema:
-            return states, ["value"]
-        members = self._members()
-        parsed = parse(states, members, corrupt=CORRUPT)
-        return parsed, [*(f.col("value")[name].alias(name) for name in members.names), CORRUPT]
+def _letters(
+    changes: pa.RecordBatch, corrupt: Any, reasons: list[str | None]
+) -> pa.RecordBatch | None:
+    if corrupt.null_count == len(corrupt):
+        return None
+    told = {
+        **{name: changes.column(name) for name in LETTERS.names if name != "reason"},
+        "reason": pa.array(reasons, pa.string()),
+        "value": corrupt,
+    }
+    rows = pa.RecordBatch.from_arrays([told[name] for name in LETTERS.names], schema=LETTERS)
+    return rows.filter(pc.is_valid(corrupt))
 
 
 def inferred_schema(documents: DataFrame) -> StructType:

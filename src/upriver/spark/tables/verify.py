@@ -1,5 +1,8 @@
 """Compares a mirror with the bucket it is of, document by document, in Spark.
 
+Both sides are made by executors' Python: the table's rows are read with its deletion vectors, and
+the bucket's documents get the same shape as the rows that pipelines write.
+
 The mirror is at positions: a seqno of a branch for each vbucket. The bucket is read as it is now,
 which may be later. So only what was last changed at or below the mirror's seqno can be compared; a
 document that has changed since is counted as changed later and not judged. A vbucket that has gone
@@ -10,40 +13,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ...errors import ConfigError
-from ..driver import Driver
-from ..fold import ROLLBACK
+from ...settings.pipeline_options import MirrorOptions
 from ..session import register
-from .delta import DeltaFolder
+from ..stream_driver import Driver
+from .data_files import GROUP
+from .documents_source import GONE, documents_as_rows
+from .key_index import NAME_COLUMNS as DOCUMENT
 from .places import TablePlace
+from .retention import Window
 from .settings import (
-    KIND,
-    PER_COLLECTION,
     PIPELINE,
     SHAPE,
+    ForeignTable,
     PipelineSettings,
     identity_properties,
     require_same,
 )
-from .shape import GONE, GROUP, MirrorShape
-from .states import DOCUMENT, newest, same_document
+from .shape import MirrorShape
+from .start import held_properties, place_of
+from .table_set import DEAD_LETTERS, TableSet
+from .table_source import read_table
+from .table_state import positions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Comparison", "Difference", "verify"]
+__all__ = ["Comparison", "Difference", "Verdict", "verify"]
 
 #: Compared by themselves or of no meaning to a comparison: a branch number counts our rollbacks.
 _NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch"})
+
+
+#: What a comparison comes to. A table with doubled rows is broken, whatever the bucket holds; and
+#: where no document could be compared, nothing is known to be equal.
+Verdict = Literal["equal", "different", "doubled", "unknown", "nothing compared"]
+#: How a document is judged, as far as it is wrong.
+_WRONG: Final = ("missing", "extra", "different", "doubled")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A document that is not the same on both sides."""
 
-    #: missing (in the mirror), extra (in the mirror) or different.
+    #: missing (in the mirror), extra (in the mirror), different, or doubled (several rows of the
+    #: mirror are this document).
     kind: str
     vbucket: int
     scope: str | None
@@ -63,6 +79,8 @@ class Comparison:
     missing: int = 0
     extra: int = 0
     different: int = 0
+    #: Documents of which the mirror has more than one row, whatever the rows say.
+    doubled: int = 0
     #: Documents that the bucket has changed after the mirror's positions.
     changed_later: int = 0
     #: Vbuckets that have gone over to another branch since.
@@ -71,7 +89,19 @@ class Comparison:
 
     @property
     def differing(self) -> int:
-        return self.missing + self.extra + self.different
+        """Documents that are not the same on both sides."""
+        return self.missing + self.extra + self.different + self.doubled
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one word for all of it; the worst of what was found."""
+        if self.doubled:
+            return "doubled"
+        if self.differing:
+            return "different"
+        if self.incomparable:
+            return "unknown"
+        return "equal" if self.equal else "nothing compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +120,24 @@ def verify(
     source: str,
     table: str,
     show: int = 10,
-    **options: Any,
+    **options: Unpack[MirrorOptions],
 ) -> Comparison:
     """Compares; ``options`` are those of the source, and select what the mirror selects."""
     register(spark)
     settings = PipelineSettings.parse("mirror", source, options)
-    place = TablePlace.parse(table)
-    mirror = _mirror(spark, place, settings)
+    place = place_of(table, settings)
+    try:
+        held = held_properties(place)
+    except ForeignTable:
+        raise ConfigError(f"{place} is no mirror: no pipeline has made it") from None
+    if held is None or SHAPE not in held:
+        what = "a change log; fold it and compare that" if held is not None else "no mirror"
+        raise ConfigError(f"{place} is {what}")
+    mirror = _mirror(spark, place, settings, held)
     driver = Driver(settings.read)
     try:
         identity = identity_properties(settings, driver.identity())
-        require_same(place.root, DeltaFolder(place.history).properties(), identity)
+        require_same(place.storage.url, held, identity)
         sights = driver.look()
     finally:
         driver.close()
@@ -110,52 +147,41 @@ def verify(
         if vbucket in sights and sights[vbucket].vbuuid != vbuuid
     )
     batch = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-    changes = spark.read.format("dcp").options(**batch).load()
+    changes = documents_as_rows(spark, batch, mirror.shape)
     return _compared(mirror, changes, others, show)
 
 
-def _mirror(spark: SparkSession, place: TablePlace, settings: PipelineSettings) -> _Mirror:
-    history = DeltaFolder(place.history)
-    if not history.exists():
-        kind = DeltaFolder(place.root).properties().get(KIND) if _is_table(place) else None
-        what = "a change log; fold it and compare that" if kind else "no mirror"
-        raise ConfigError(f"{place.root} is {what}")
-    held = history.properties()
-    if held[PER_COLLECTION] == "true":
-        found = history.newest_commit()
-        done = history.last_batch(f"{held[PIPELINE]}-tables")
-        if found is not None and found[0] != done:
-            raise ConfigError(
-                f"the last batch of {place.root} is not in all of its tables: start the pipeline "
-                "once more, and compare then"
-            )
-        folders = [
-            DeltaFolder(path)
-            for path in sorted(place.root.iterdir())
-            if _is_table(TablePlace(path))
-        ]
-    else:
-        folders = [DeltaFolder(place.root)]
-        found = folders[0].newest_commit()
-    if found is None:
-        raise ConfigError(f"{place.root} is still empty: its pipeline has not brought it up yet")
+def _mirror(
+    spark: SparkSession, place: TablePlace, settings: PipelineSettings, held: Mapping[str, str]
+) -> _Mirror:
     shape = MirrorShape.of_json(held[SHAPE])
+    # as it is, whoever has written to it: that is what is to be found out
+    tables = TableSet.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
+    if tables is None or tables.state.offset is None:
+        raise ConfigError(f"{place} is still empty: its pipeline has not brought it up yet")
+    app, batch = held[PIPELINE], tables.state.batch
+    for name in tables.state.pending:
+        if name != DEAD_LETTERS and (
+            name not in tables.others
+            or tables.others[name].snapshot.transactions.get(app, 0) < batch
+        ):
+            raise ConfigError(
+                f"the last batch of {place} is not in all of its tables: start the pipeline once "
+                "more, and compare then"
+            )
     rows = None
-    for folder in folders:
-        part = folder.read(spark, without=[GROUP]).withColumn(GROUP, shape.group())
+    for name, table in tables.data_tables().items():
+        path = place.storage.under(name).url if name else place.storage.url
+        part = read_table(
+            spark,
+            path,
+            version_as_of=table.snapshot.version,
+            storage_options=dict(settings.storage) or None,
+        )
         rows = part if rows is None else rows.unionByName(part)
     if rows is None:
-        raise ConfigError(f"{place.root} has no table of a collection yet")
-    return _Mirror(rows, shape, {int(vb): _position(text) for vb, text in found[1].items()})
-
-
-def _is_table(place: TablePlace) -> bool:
-    return DeltaFolder(place.root).exists()
-
-
-def _position(text: str) -> tuple[int, int]:
-    seqno, _, vbuuid = text.partition(" ")
-    return int(seqno), int(vbuuid, 16)
+        raise ConfigError(f"{place} has no table of a collection yet")
+    return _Mirror(rows, shape, positions_of(tables.state.offset))
 
 
 def _compared(
@@ -164,44 +190,42 @@ def _compared(
     from pyspark.sql import functions as f
 
     comparable = ~f.col("vbucket").isin(list(others)) if others else f.lit(True)
-    states = mirror.shape.rows(newest(changes.where(f.col("op") != ROLLBACK)))
-    bucket = _hashed(states.where(comparable)).alias("bucket")
-    table = _hashed(mirror.rows.where(comparable).withColumn(GONE, f.lit(False))).alias("mirror")
-    vbucket = f.coalesce(f.col("bucket.vbucket"), f.col("mirror.vbucket"))
-    in_bucket = f.col("bucket.vbucket").isNotNull() & ~f.col("bucket.gone")
-    in_mirror = f.col("mirror.vbucket").isNotNull()
+    states = _newest(changes)
+    bucket = _hashed(states.where(comparable)).withColumn("mirrored", f.lit(False))
+    table = _hashed(mirror.rows.where(comparable).withColumn(GONE, f.lit(False))).withColumn(
+        "mirrored", f.lit(True)
+    )
+    # one shuffle of both sides: a document's rows meet, however many there are of it
+    documents = bucket.unionByName(table).groupBy(*DOCUMENT)
+    in_bucket, in_mirror = ~f.col("mirrored"), f.col("mirrored")
+    met = documents.agg(
+        f.count_if(in_bucket & ~f.col(GONE)).alias("in_bucket"),
+        f.count_if(in_mirror).alias("in_mirror"),
+        f.max(f.when(in_bucket, f.col("seqno"))).alias("bucket_seqno"),
+        f.max(f.when(in_mirror, f.col("seqno"))).alias("mirror_seqno"),
+        f.max(f.when(in_bucket, f.col("hash"))).alias("bucket_hash"),
+        f.max(f.when(in_mirror, f.col("hash"))).alias("mirror_hash"),
+    )
+    known = _seqno_of(mirror.positions, f.col("vbucket"))
     verdict = (
-        f.when(f.col("bucket.seqno") > _seqno_of(mirror.positions, vbucket), "changed later")
-        .when(~in_bucket & ~in_mirror, "gone")
-        .when(in_bucket & ~in_mirror, "missing")
-        .when(~in_bucket & in_mirror, "extra")
-        .when(f.col("bucket.hash") != f.col("mirror.hash"), "different")
+        f.when(f.col("in_mirror") > 1, "doubled")
+        .when(f.col("bucket_seqno") > known, "changed later")
+        .when((f.col("in_bucket") == 0) & (f.col("in_mirror") == 0), "gone")
+        .when(f.col("in_mirror") == 0, "missing")
+        .when(f.col("in_bucket") == 0, "extra")
+        .when(f.col("bucket_hash") != f.col("mirror_hash"), "different")
         .otherwise("equal")
     )
-    judged = (
-        bucket.join(table, same_document("bucket", "mirror"), "full")
-        .select(
-            verdict.alias("kind"),
-            *(
-                f.coalesce(f.col(f"bucket.{name}"), f.col(f"mirror.{name}")).alias(name)
-                for name in DOCUMENT
-            ),
-            f.col("bucket.seqno").alias("bucket_seqno"),
-            f.col("mirror.seqno").alias("mirror_seqno"),
-        )
-        .persist()
-    )
+    judged = met.select(verdict.alias("kind"), *DOCUMENT, "bucket_seqno", "mirror_seqno").persist()
     try:
         counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
-        wrong = judged.where(f.col("kind").isin("missing", "extra", "different"))
+        wrong = judged.where(f.col("kind").isin(*_WRONG))
         shown = wrong.orderBy("vbucket", "scope", "collection", "key").limit(show).collect()
     finally:
         judged.unpersist()
     return Comparison(
         equal=counts.get("equal", 0),
-        missing=counts.get("missing", 0),
-        extra=counts.get("extra", 0),
-        different=counts.get("different", 0),
+        **{kind: counts.get(kind, 0) for kind in _WRONG},
         changed_later=counts.get("changed later", 0),
         incomparable=others,
         differences=tuple(
@@ -210,12 +234,23 @@ def _compared(
     )
 
 
+def _newest(rows: DataFrame) -> DataFrame:
+    """Of each document its newest row; the documents that are gone too."""
+    from pyspark.sql import functions as f
+
+    others = [name for name in rows.columns if name not in DOCUMENT]
+    newest = f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest")
+    return rows.groupBy(*DOCUMENT).agg(newest).select(*DOCUMENT, "newest.*")
+
+
 def _hashed(rows: DataFrame) -> DataFrame:
     """The document, its seqno, and one number for all else that a row says."""
     from pyspark.sql import functions as f
 
     columns = [f.col(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
-    return rows.select(*DOCUMENT, "seqno", GONE, f.xxhash64(*columns).alias("hash"))
+    # the hash passes over nulls, so which columns are null is told by itself
+    nulls = [column.isNull() for column in columns]
+    return rows.select(*DOCUMENT, "seqno", GONE, f.xxhash64(*columns, *nulls).alias("hash"))
 
 
 def _seqno_of(positions: Mapping[int, tuple[int, int]], vbucket: Column) -> Column:

@@ -1,15 +1,29 @@
-"""Many DCP frames at once: changes become Arrow columns, everything else is pointed at.
+"""Bulk decoding of DCP frames: changes become Arrow columns, other frames are located.
 
-The columns know bytes and Arrow; they know no connection, and nothing of what a stream may
-send when. ``__impl__`` says which implementation is in use, ``c`` or ``numpy``.
+This package works on bytes and Arrow; it has no connection and no rules of streams. ``__impl__``
+tells which implementation is in use, ``c`` or ``numpy``.
 """
 
 from .choice import chosen as _chosen
 from .result import SCHEMA, ControlFrame, Decoded
+from .selection import LeftFrame, Part, Selected, Selection
 
-__all__ = ["SCHEMA", "ControlFrame", "Decoded", "__impl__", "decode", "patch_opaque"]
+__all__ = [
+    "SCHEMA",
+    "ControlFrame",
+    "Decoded",
+    "LeftFrame",
+    "Part",
+    "Selected",
+    "Selection",
+    "__impl__",
+    "decode",
+    "patch_opaque",
+    "select",
+]
 
 _implementation = _chosen()
 __impl__ = _implementation.name
 decode = _implementation.decode
 patch_opaque = _implementation.patch_opaque
+select = _implementation.select

@@ -1,7 +1,7 @@
-"""Which implementation of the columns this process uses.
+"""Selects the implementation of the columns: the compiled accelerator or numpy.
 
-``UPRIVER_COLUMNS`` forces one, ``c`` or ``numpy``; without it the compiled one is taken where
-there is one.
+The environment variable ``UPRIVER_COLUMNS`` forces one, ``c`` or ``numpy``; without it the compiled
+one is used if it was built.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE: Final = "UPRIVER_COLUMNS"
 
 
 def chosen() -> Implementation:
-    """The implementation that the environment asks for; `ConfigError` if it cannot be had."""
+    """The selected implementation; `ConfigError` if the forced one is not available."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "c", "numpy"):
         raise ConfigError(f"{VARIABLE} is {wanted!r}; it can be 'c', 'numpy' or unset")
@@ -29,8 +29,8 @@ def chosen() -> Implementation:
             if wanted == "c":
                 raise ConfigError(
                     f"{VARIABLE} is 'c', but the compiled accelerator is missing ({problem}); "
-                    "install upriver again where there is a C compiler with Python's headers, "
-                    f"or unset {VARIABLE} to go without"
+                    "reinstall upriver on a machine with a C compiler and Python's headers, "
+                    f"or unset {VARIABLE} to use numpy"
                 ) from problem
         else:
             return C

@@ -1,7 +1,7 @@
-"""What an implementation of the columns is, and what holds for every one of them.
+"""The interface of the columns, with the checks that are common to both implementations.
 
-An implementation takes whole frames from a window of bytes and says how far it came. What a
-caller may pass, and what happens where there is no whole frame, is decided here once.
+An implementation processes whole frames from a window of bytes and returns how far it came.
+Arguments, and the case of no whole frame, are checked here once.
 """
 
 from __future__ import annotations
@@ -14,40 +14,49 @@ from ...errors import DecodeError
 from ..framing import packet_length
 from ..header import HEADER_SIZE, MAGICS
 from .result import NOTHING, Decoded
+from .selection import Selected, Selection
 
 __all__ = ["MAX_WINDOW", "Buffer", "Implementation"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-#: Arrow's binary columns count with 31 bits, so no more of a buffer is looked at; what is left
-#: is not consumed and comes with the next call.
+#: Arrow's binary columns have 31-bit offsets, so one call processes no more of a buffer; the rest
+#: is left for the next call.
 MAX_WINDOW: Final = 2**31 - 1
 
+#: The most bytes of stored frames in one call. A chunk has far less; the numpy implementation
+#: addresses frames and packets together with 31-bit offsets.
+MAX_SELECTED: Final = 2**30 - 1
+
 _MAX_OPAQUE: Final = 0xFFFFFFFF
+_MAX_STREAM_ID: Final = 0xFFFF
+_MAX_COLLECTION: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to turn frames into columns. All ways have the same results."""
+    """One implementation of the columns. All have the same results."""
 
     name: str
-    #: From the window and whether keys carry their collection; nothing consumed if the first
-    #: frame is not whole or is none.
+    #: Decodes a window; the flag tells whether keys carry their collection. Consumes nothing if
+    #: the first frame is incomplete or invalid.
     decode_window: Callable[[memoryview, bool], Decoded]
-    #: From the writable frames and the opaque: how many were patched, and their bytes.
+    #: Writes an opaque into writable frames; returns how many were patched, and their bytes.
     patch_frames: Callable[[memoryview, int], tuple[int, int]]
+    #: Selects from whole stored frames, up to the first that the caller has to process.
+    select_frames: Callable[[memoryview, Selection], Selected]
 
     def decode(self, buffer: Buffer, *, collections: bool) -> Decoded:
-        """The whole frames at the start of ``buffer``: changes as columns, the others by place.
+        """Decodes the whole frames at the start of ``buffer``: changes as rows, others by position.
 
-        A frame is a row exactly if `Dcp` would read it as a change, with no framing extras or
-        with a stream id alone. Raises a fatal `DecodeError` if the first frame cannot be cut;
-        where a later one cannot, those before it are returned, and the next call raises.
+        A frame is a row exactly if `Dcp` would decode it as a change, with no framing extras or
+        with a stream id alone. Raises a fatal `DecodeError` if the first frame has an invalid
+        header; if a later one has, those before it are returned, and the next call raises.
         """
         view = memoryview(buffer).cast("B")[:MAX_WINDOW]
         head, size = bytes(view[:HEADER_SIZE]), len(view)
-        del view  # an exception would keep it, and with it lock a bytearray
-        # what is left of a buffer is often a part of a frame, and columns are not made for that
+        del view  # the exception's traceback would keep it alive, which locks a bytearray
+        # The rest of a buffer is often a part of a frame: return early, without making columns.
         if not _is_whole(head, size):
             return NOTHING
         return self.decode_window(memoryview(buffer).cast("B")[:MAX_WINDOW], collections)
@@ -58,7 +67,7 @@ class Implementation:
         ValueError if ``buffer`` is not made of whole frames; those before the fault are patched.
         """
         if not 0 <= opaque <= _MAX_OPAQUE:
-            raise ValueError(f"an opaque is an unsigned 32-bit number, not {opaque}")
+            raise ValueError(f"an opaque must be an unsigned 32-bit number, not {opaque}")
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise TypeError("the buffer must be writable")
@@ -69,11 +78,45 @@ class Implementation:
             raise ValueError(f"there is no whole frame at byte {whole} of {size}")
         return frames
 
+    def select(self, buffer: Buffer, selection: Selection) -> Selected:
+        """The packets for the stored frames in ``buffer`` that match ``selection``.
+
+        ValueError if a frame is not whole, or if a number of the selection does not fit.
+        """
+        _check(selection)
+        view = memoryview(buffer).cast("B")
+        if len(view) > MAX_SELECTED:
+            raise ValueError(f"{len(view)} bytes are more than the limit of {MAX_SELECTED}")
+        selected = self.select_frames(view, selection)
+        at, size = selected.consumed, len(view)
+        if at < size and not _is_framed(view[at : at + HEADER_SIZE], size - at):
+            del view
+            raise ValueError(f"there is no whole frame at byte {at} of {size}")
+        return selected
+
+
+def _check(selection: Selection) -> None:
+    if not 0 <= selection.opaque <= _MAX_OPAQUE:
+        raise ValueError(f"an opaque must be an unsigned 32-bit number, not {selection.opaque}")
+    if selection.stream_id is not None and not 0 <= selection.stream_id <= _MAX_STREAM_ID:
+        raise ValueError(f"a stream id is an unsigned 16-bit number, not {selection.stream_id}")
+    wanted = selection.collections
+    if wanted and not 0 <= wanted[0] <= wanted[-1] <= _MAX_COLLECTION:
+        raise ValueError("collection ids must be ascending unsigned 32-bit numbers")
+
+
+def _is_framed(head: memoryview, size: int) -> bool:
+    """Whether ``head`` begins a whole, valid frame within ``size`` bytes."""
+    try:
+        return _is_whole(bytes(head), size)
+    except DecodeError:
+        return False
+
 
 def _is_whole(head: bytes, size: int) -> bool:
-    """Whether the frame that begins so is within ``size`` bytes; raises if it cannot be cut.
+    """Whether the frame of ``head`` is within ``size`` bytes; raises for an invalid header.
 
-    Draft 002 can be cut, but shares no frame with DCP, so it is refused as well.
+    Draft 002's header is valid for framing, but it shares no frame with DCP and is refused too.
     """
     length = packet_length(head)
     if head and head[0] not in MAGICS:

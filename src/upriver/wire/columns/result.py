@@ -1,7 +1,6 @@
-"""What a buffer of frames becomes: the columns' schema, the batch, and the frames beside it.
+"""The result of decoding frames: the Arrow schema, the batch, and the frames that are not rows.
 
-Both implementations fill what is allocated here, so their results cannot differ in form. Nothing
-here knows what a frame looks like.
+Both implementations fill buffers that are allocated here, so their results have the same form.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ __all__ = [
     "as_batch",
 ]
 
-#: What the numbers of the column ``op`` stand for.
+#: The meaning of the numbers of the column ``op``.
 OPS: Final = (Op.MUTATION, Op.DELETION, Op.EXPIRATION)
 
-#: One row for each change. ``expiry`` is a mutation's expiry and else the time of the deletion,
-#: 0 where the frame carries none; ``collection`` is 0 where collections are not negotiated.
+#: One row for each change. ``expiry`` is a mutation's expiry or the time of a deletion, 0 if the
+#: frame carries none; ``collection`` is 0 if collections are not negotiated.
 SCHEMA: Final = pa.schema(
     [
         pa.field("op", pa.dictionary(pa.int8(), pa.string()), nullable=False),
@@ -47,20 +46,20 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
-# Taken apart once, because asking a schema costs more than filling a small batch.
+# Derived once, because accessing a schema costs more than filling a small batch.
 _NAMES: Final = tuple(SCHEMA.names)
 _NUMBERS: Final = {field.name: field.type for field in SCHEMA if pa.types.is_integer(field.type)}
 _OP_TYPE: Final = SCHEMA.field("op").type
 _OP_NAMES: Final = pa.array([op.value for op in OPS], pa.string())
 
-#: The columns whose cells all have one size, in the schema's order, and that size.
+#: The fixed-width columns, in the schema's order, and their width.
 FIXED: Final[Mapping[str, int]] = {
     field.name: field.type.bit_width // 8 for field in SCHEMA if field.type != pa.binary()
 }
 
 
 class ControlFrame(NamedTuple):
-    """A frame that is no row: where it lies in the buffer, and how many rows come before it."""
+    """A frame that is not a row: its position in the buffer, and the number of rows before it."""
 
     rows_before: int
     offset: int
@@ -69,25 +68,25 @@ class ControlFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What the whole frames at the start of a buffer hold."""
+    """The decoded whole frames at the start of a buffer."""
 
-    #: How many bytes the frames taken have; the rest waits for more bytes.
+    #: The bytes of the decoded frames; the rest of the buffer waits for more bytes.
     consumed: int
-    #: The changes, in order; it shares no memory with the buffer.
+    #: The changes, in order; the batch shares no memory with the buffer.
     batch: pa.RecordBatch
-    #: Every other frame, in order: messages that are no changes, and changes that break a rule.
+    #: The other frames, in order: messages that are not changes, and changes that break a rule.
     controls: tuple[ControlFrame, ...]
 
 
-#: What a buffer without a whole frame holds.
+#: The result for a buffer without a whole frame.
 NOTHING: Final = Decoded(0, pa.RecordBatch.from_pylist([], schema=SCHEMA), ())
 
 
 def allocate_fixed(rows: int) -> dict[str, pa.Buffer]:
-    """Room for every fixed-size column, from Arrow's pool.
+    """Buffers for the fixed-width columns, from Arrow's memory pool.
 
-    The pool and not the C library's, which unmaps large blocks when they are freed: a thread
-    that decodes megabytes at a time would fault in every page of every batch anew.
+    The C library's allocator unmaps large blocks when they are freed: a thread that decodes
+    megabytes at a time would page-fault on every page of every batch.
     """
     return {name: pa.allocate_buffer(rows * width) for name, width in FIXED.items()}
 
@@ -95,7 +94,7 @@ def allocate_fixed(rows: int) -> dict[str, pa.Buffer]:
 def as_batch(
     rows: int, fixed: Mapping[str, pa.Buffer], key: pa.Array[Any], value: pa.Array[Any]
 ) -> pa.RecordBatch:
-    """The batch over filled columns."""
+    """The record batch over filled buffers."""
     op = pa.DictionaryArray.from_buffers(_OP_TYPE, rows, [None, fixed["op"]], _OP_NAMES, 0)
     columns: dict[str, pa.Array[Any]] = {"op": op, "key": key, "value": value}
     for name, cell in _NUMBERS.items():

@@ -1,10 +1,19 @@
-"""One file per draft of the protocol behind one interface, and sniffing which one a peer speaks."""
+"""Dialects: one codec per draft of the protocol, and detection of the draft that a peer speaks."""
 
 from .dcp import Dcp
 from .draft000 import Draft000
 from .draft001 import Draft001
 from .draft002 import Draft002
-from .interface import Dialect
-from .sniff import DialectPin, sniff
+from .interface import Dialect, SnapshotStyle
+from .sniffing import DialectPin, sniff
 
-__all__ = ["Dcp", "Dialect", "DialectPin", "Draft000", "Draft001", "Draft002", "sniff"]
+__all__ = [
+    "Dcp",
+    "Dialect",
+    "DialectPin",
+    "Draft000",
+    "Draft001",
+    "Draft002",
+    "SnapshotStyle",
+    "sniff",
+]

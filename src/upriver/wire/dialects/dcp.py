@@ -1,7 +1,7 @@
-"""DCP as today's servers speak it, with the stream request of draft 004.
+"""The dialect of today's servers: DCP, with the stream request of draft 004.
 
-Everything from 0x50 to 0x67, snapshot markers 1, 2.0 and 2.2, deletions with and without their
-time, flexible framing and collections.
+Opcodes 0x50 to 0x67, snapshot markers 1, 2.0 and 2.2, deletions with and without a delete time,
+flexible framing and collections.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from ..names import Command as C
 from ..names import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 from ..numbers import DURABILITY_LEVELS, MODERN_REASONS, MODERN_STATES, STATUSES
 from . import keyvalue
+from .interface import SnapshotStyle
+from .layout_table import Table
 from .memcached import MemcachedDialect
-from .table import Table
 
 __all__ = ["OPEN_EXTRAS", "STREAM_RANGE", "STREAM_RESPONSES", "Dcp", "stream_responses"]
 
-#: What a deletion's value may be: xattrs, and what faulty servers are known to have stored.
+#: Datatypes of a deletion's value: xattrs, and what some server releases stored by mistake.
 _DELETION_DATATYPES = frozenset({0, 2, 4, 5, 6, 7})
 
 _BODY = Value(document=True)
@@ -97,14 +98,14 @@ def _sync_write(command: C, opcode: int, message: type[Any], seqno: str) -> Layo
 
 
 _COLLECTION = u32("collection", label="collection id")
-#: Replicas only: what the active vbucket knows of its own prepared writes and purges.
+#: Only for replicas: the active vbucket's prepared writes and purge seqno.
 _VISIBLE = (u64("max_visible_seqno", absent=0), u64("high_completed_seqno", absent=0))
 _PURGE = (u64("purge_seqno", absent=0), u64("high_prepared_seqno", absent=0))
 
-#: What Open carries, in every draft that has it.
+#: The extras of Open, in every draft that has it.
 OPEN_EXTRAS = Record(u32("sequence"), u32("flags", OpenFlag))
 
-#: Where a stream is to begin and end, in every draft with this header.
+#: The range of a Stream Request, in every draft with this header.
 STREAM_RANGE = (
     u32("flags", StreamFlag),
     reserved("I"),
@@ -210,9 +211,9 @@ _REQUESTS = [
 def stream_responses(
     *, stream_request: int, failover_log: int, add_stream: int | None = None
 ) -> list[Layout]:
-    """The answers of the change stream, which the drafts renumber.
+    """The layouts of the responses of the change stream, whose opcodes differ between drafts.
 
-    The draft without Add Stream (000) also accepts a stream without sending the failover log.
+    Draft 000, which has no Add Stream, also accepts a stream without sending the failover log.
     """
     layouts = [
         Layout(
@@ -264,7 +265,7 @@ _SWAPPED = {
 
 
 def _swapped(message: m.Message) -> m.Message:
-    """A stream's state change with the states that the drafts number the other way round."""
+    """A Set VBucket State with the two states exchanged that the drafts number in reverse."""
     if isinstance(message, m.SetStreamState):
         return replace(message, state=_SWAPPED.get(message.state, message.state))
     return message
@@ -274,10 +275,16 @@ def _swapped(message: m.Message) -> m.Message:
 class Dcp(MemcachedDialect):
     """Modern DCP."""
 
-    #: For peers up to release 3.0, which number states on a stream as the drafts do.
+    #: For servers up to release 3.0, which number vbucket states on a stream like the drafts.
     draft_states: bool = False
 
     name: ClassVar[str] = "dcp"
+    snapshot_style: ClassVar[SnapshotStyle] = SnapshotStyle.RANGE_MARKER
+    negotiates: ClassVar[bool] = True
+    acknowledges_state: ClassVar[bool] = True
+    #: Today's servers know the opcode and refuse it; a flush shows as a new vbuuid instead.
+    has_flush: ClassVar[bool] = False
+    has_columns: ClassVar[bool] = True
     flexible: ClassVar[bool] = True
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],

@@ -1,6 +1,7 @@
-"""Draft 000: the memcached header for the first time; no Open, streams begin with their request.
+"""The dialect of draft 000: the first with the memcached header; without Open.
 
-Byte 5 is a leftover of draft 002 in its examples: sent as 0 and ignored.
+The first Stream Request opens the connection. In the draft's examples byte 5 still holds draft
+002's request type; it is sent as 0 and ignored.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from ..names import Command as C
 from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
 from .dcp import STREAM_RANGE, stream_responses
+from .interface import SnapshotStyle
+from .layout_table import Table
 from .memcached import MemcachedDialect
-from .table import Table
 
 __all__ = ["Draft000"]
 
@@ -65,6 +67,9 @@ class Draft000(MemcachedDialect):
     """Draft 000."""
 
     name: ClassVar[str] = "000"
+    snapshot_style: ClassVar[SnapshotStyle] = SnapshotStyle.EDGES
+    opens_connections: ClassVar[bool] = False
+    accepts_with_failover_log: ClassVar[bool] = False
     has_datatypes: ClassVar[bool] = False
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],

@@ -1,7 +1,7 @@
-"""Draft 001: Open, Add Stream, Close Stream; markers without seqnos.
+"""The dialect of draft 001: Open, Add Stream, Close Stream; snapshot markers without seqnos.
 
-Servers of its time send 31 bytes of extras with a mutation where the draft says 30; both are
-accepted, and `nru` chooses what is sent.
+Servers of its time send mutations with 31 bytes of extras where the draft has 30; both are
+accepted, and `nru` selects which is sent.
 """
 
 from __future__ import annotations
@@ -11,24 +11,15 @@ from typing import Any, ClassVar
 
 from .. import messages as m
 from ..codecs import TEXT
-from ..layout import (
-    ALL_DATATYPES,
-    KeyRule,
-    Layout,
-    Record,
-    Value,
-    length_of,
-    u8,
-    u32,
-    u64,
-)
+from ..layout import ALL_DATATYPES, KeyRule, Layout, Record, Value, length_of, u8, u32, u64
 from ..names import Command as C
 from ..names import StreamFlag
 from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
 from .dcp import OPEN_EXTRAS, STREAM_RANGE, STREAM_RESPONSES
+from .interface import SnapshotStyle
+from .layout_table import Table
 from .memcached import MemcachedDialect
-from .table import Table
 
 __all__ = ["Draft001"]
 
@@ -85,7 +76,7 @@ _REQUESTS = [
     _data(C.EXPIRATION, 0x59, m.Expiration, _NMETA),
     _stream(C.FLUSH_STREAM, 0x5A, m.FlushStream),
     _stream(C.SET_STREAM_STATE, 0x5B, m.SetStreamState, u8("state", DRAFT_STATES)),
-    #: Not in the draft: clients of its servers send it and are refused by name.
+    #: Not in the draft: clients of its servers send it, so it is decoded and refused by name.
     _stream(C.CONTROL, 0x5E, m.Control, key=KeyRule.NAME, value=TEXT),
 ]
 
@@ -94,10 +85,11 @@ _REQUESTS = [
 class Draft001(MemcachedDialect):
     """Draft 001."""
 
-    #: Send mutations with the 31 bytes of extras that servers of the draft's time send.
+    #: Whether mutations are sent with 31 bytes of extras, like servers of the draft's time do.
     nru: bool = False
 
     name: ClassVar[str] = "001"
+    snapshot_style: ClassVar[SnapshotStyle] = SnapshotStyle.BARE_MARKER
     table: ClassVar[Table] = Table(
         [*_REQUESTS, *keyvalue.REQUESTS],
         [*STREAM_RESPONSES, *keyvalue.RESPONSES],

@@ -1,9 +1,9 @@
-"""Draft 002: a 12-byte header and a type byte, the oldest of the drafts.
+"""The dialect of draft 002, the oldest: a 12-byte header and a type byte.
 
-Its stream messages were never finished; they take the form that `_ITEM` and `_DELETED` write
-down. A response does not say which request it answers: an OK with pairs behind it is read as a
-failover log, one without as an accepted stream, and a refusal as one of a stream request.
-Messages of a stream carry no vbucket, only the request id.
+The draft does not specify its stream messages completely; `_ITEM` and `_DELETED` fix their layout.
+A response does not name its request: an OK with pairs is read as a failover log, one without as an
+accepted stream, and an error as the refusal of a stream request. Messages of a stream carry no
+vbucket, only the request id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ..layout import (
 )
 from ..names import Command as C
 from ..numbers import DRAFT_REASONS
-from .writing import refuse
+from .interface import SnapshotStyle
+from .packet_encoder import refuse
 
 __all__ = ["BODIES", "OPCODE_NAMES", "Draft002", "select_body"]
 
@@ -72,7 +73,7 @@ def _body(
     tail: Value | None = None,
     **rest: Any,
 ) -> Layout:
-    """One form of one message: fixed fields, a key where they measure one, then the tail."""
+    """One layout of one message: fixed fields, a key if they hold its length, then the tail."""
     prefix = "key" if _KEY in slots else ""
     return Layout(
         command,
@@ -104,7 +105,7 @@ _EDGE = (reserved("B"), reserved("H", "key length"))
 _DOCUMENT = Value(document=True)
 _TEXT = text("text", required=False)
 
-#: The order matters where one message has several forms: the first that fits is sent.
+#: The order matters where a message has several layouts: the first that fits is used.
 BODIES: Final = [
     _body(
         C.STREAM_REQUEST,
@@ -193,12 +194,12 @@ BODIES: Final = [
 
 _BY_MESSAGE: Final = {layout.message: layout for layout in BODIES}
 
-#: A failover log request in the draft's own form, which forgets the vbucket.
+#: A failover log request as the draft prints it, without the vbucket.
 _SHORT_FAILOVER_LOG_REQUEST: Final = b"\x02"
 
 
 def select_body(opcode: int, body: bytes) -> Layout | None:
-    """The form of a body, by its type byte; None if there is none of that type."""
+    """The layout of a body, by its type byte; None for an unknown type."""
     forms = [
         layout
         for layout in BODIES
@@ -217,6 +218,15 @@ class Draft002:
     """Draft 002."""
 
     name: ClassVar[str] = "002"
+    snapshot_style: ClassVar[SnapshotStyle] = SnapshotStyle.EDGES
+    has_memcached_header: ClassVar[bool] = False
+    opens_connections: ClassVar[bool] = False
+    negotiates: ClassVar[bool] = False
+    accepts_with_failover_log: ClassVar[bool] = False
+    acknowledges_state: ClassVar[bool] = False
+    has_flush: ClassVar[bool] = False
+    has_columns: ClassVar[bool] = False
+    collections: ClassVar[bool] = False
 
     def decode(self, packet: bytes) -> m.Message:
         opcode, opaque, body = self._open(packet)
@@ -226,7 +236,7 @@ class Draft002:
             return m.FailoverLogRequest(opaque=opaque, vbucket=0)
         layout = select_body(opcode, body)
         if layout is None:
-            kind = f"{body[0]} is no type of this message" if body else "the body is missing"
+            kind = f"{body[0]} is not a type of this message" if body else "the body is missing"
             self._fail(name, "type", at, kind)
         name = f"{layout.command} {name}"
         if len(body) < layout.extras.size:
@@ -253,14 +263,14 @@ class Draft002:
 
     def _open(self, packet: bytes) -> tuple[int, int, bytes]:
         if len(packet) < HEADER_002_SIZE:
-            rule = f"12 bytes are needed, {len(packet)} are there"
+            rule = f"the header needs 12 bytes, the packet has {len(packet)}"
             self._fail("packet", "header", len(packet), rule, usable=False)
         opcode, opaque, length = HEADER.unpack_from(packet)
         if opcode not in OPCODE_NAMES:
-            self._fail("packet", "opcode", 0, f"{opcode:#04x} is no opcode", usable=False)
+            self._fail("packet", "opcode", 0, f"{opcode:#04x} is not an opcode", usable=False)
         body = packet[HEADER_002_SIZE:]
         if len(body) != length:
-            rule = f"says {length} bytes, {len(body)} are there"
+            rule = f"is {length}, but {len(body)} bytes follow"
             self._fail(OPCODE_NAMES[opcode], "length", 8, rule, usable=False)
         return opcode, opaque, body
 
@@ -315,14 +325,14 @@ class Draft002:
             self._refuse(message, "frames", "this draft has no framing extras")
         misfit = layout.misfit(message)
         if misfit:
-            self._refuse(message, misfit, "this draft has no place for it, or needs it")
+            self._refuse(message, misfit, "this draft cannot carry it, or requires it")
         if isinstance(message, m.FailoverLogResponse) and not message.failover_log:
-            self._refuse(message, "failover_log", "without an entry it reads as an accepted stream")
+            self._refuse(message, "failover_log", "an empty log reads as an accepted stream")
         return layout
 
     def _pack(self, message: m.Message, opcode: int, body: bytes) -> bytes:
         if not 0 <= message.opaque <= 0xFFFFFFFF:
-            self._refuse(message, "opaque", f"{message.opaque} is no unsigned 32-bit number")
+            self._refuse(message, "opaque", f"{message.opaque} is not an unsigned 32-bit number")
         if len(body) > limits.MAX_BODY:
             self._refuse(message, "body", f"{len(body)} bytes are more than {limits.MAX_BODY}")
         return HEADER.pack(opcode, message.opaque, len(body)) + body

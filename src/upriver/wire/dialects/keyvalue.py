@@ -1,7 +1,7 @@
-"""The key-value commands in numbers: one table for every draft with the memcached header.
+"""Opcodes and layouts of the key-value commands, for every draft with the memcached header.
 
-The drafts describe only the change stream; it runs beside ordinary memcached commands, whose
-opcodes (below 0x50, and from 0x80 on) no draft touches.
+The drafts describe only the change stream. It shares its port with the ordinary memcached
+commands, whose opcodes (below 0x50, and from 0x80 on) no draft changes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,35 @@ from ..layout import (
 from ..names import Command as C
 from ..numbers import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 
-__all__ = ["REQUESTS", "RESPONSES"]
+__all__ = ["REQUESTS", "RESPONSES", "RETIRED_OPCODES"]
+
+#: Commands that servers once had and do not any more: of ranges, of TAP, of checkpoints, and
+#: others. They are known and not supported, where an opcode that nobody ever had is unknown.
+RETIRED_OPCODES = frozenset(
+    {
+        *range(0x30, 0x3D),
+        *range(0x40, 0x48),
+        0x97,
+        0x9E,
+        0x9F,
+        0xA6,
+        0xA7,
+        0xAA,
+        0xAC,
+        0xB0,
+        0xB1,
+        0xC1,
+        0xC2,
+        0xF0,
+        0xF2,
+    }
+)
 
 _BODY = Value(document=True)
 _RAW = Value()
 _RAW_OR_JSON = frozenset({0, 1})
+#: What clients may store: extended attributes are written by path, or with metadata.
+_WITHOUT_XATTRS = frozenset(range(4))
 
 
 def _document(command: C, opcode: int, message: type[Any], *slots: Any, **rest: Any) -> Layout:
@@ -51,7 +75,7 @@ def _document(command: C, opcode: int, message: type[Any], *slots: Any, **rest: 
 def _twin(
     loud: tuple[C, int], quiet: tuple[C, int], message: type[Any], *slots: Any, **rest: Any
 ) -> list[Layout]:
-    """A document command and its quiet form."""
+    """The layouts of a document command and of its quiet variant."""
     constants = rest.pop("constants", {})
     return [
         _document(*loud, message, *slots, constants={**constants, "quiet": False}, **rest),
@@ -85,7 +109,7 @@ def _reads() -> list[Layout]:
 
 
 def _writes() -> list[Layout]:
-    body: dict[str, Any] = {"value": _BODY, "datatypes": ALL_DATATYPES}
+    body: dict[str, Any] = {"value": _BODY, "datatypes": _WITHOUT_XATTRS}
     store = (u32("flags"), u32("expiry"))
     count = (u64("delta"), u64("initial"), u32("expiry"))
     layouts = [
@@ -103,7 +127,8 @@ def _writes() -> list[Layout]:
     options = u32("options")
     meta_length = length_of("H", "extended_meta", "extended metadata length")
     for tail in ((), (meta_length,), (options,), (options, meta_length)):
-        rest = {**body, "suffix": "extended_meta" if meta_length in tail else ""}
+        suffix = "extended_meta" if meta_length in tail else ""
+        rest = {**body, "datatypes": ALL_DATATYPES, "suffix": suffix}
         written = (u32("flags"), u32("expiry"), u64("rev"), u64("new_cas"), *tail)
         deleted = (u32("flags"), u32("delete_time"), u64("rev"), u64("new_cas"), *tail)
         for add_only, loud, quiet in (
@@ -143,7 +168,7 @@ _SUBDOC = {
     0xD2: C.SUBDOC_GET_COUNT,
     0xD3: C.SUBDOC_REPLACE_BODY_WITH_XATTR,
 }
-#: Whole-document commands may stand among the paths of a multi-path command.
+#: Opcodes of whole-document commands among the paths of a multi-path command.
 _PATH_OPCODES = Codes(
     "sub-document command", {**_SUBDOC, 0x00: C.GET, 0x01: C.SET, 0x02: C.ADD, 0x04: C.DELETE}
 )
@@ -175,7 +200,6 @@ def _subdocs() -> list[Layout]:
             kv.SubdocMultiLookup,
             *tail,
             value=lookups,
-            cas=Cas.ZERO,
         )
         for tail in ((), (doc_flags,))
     ]
@@ -191,7 +215,7 @@ def _named(command: C, opcode: int, message: type[Any], attribute: str, **rest: 
 
 
 def _connection() -> list[Layout]:
-    version = (u64("epoch"), u64("revision"))
+    version = (u64("epoch"), u64("revision", minimum=1))
     payload = Value("payload")
     config = Value("config", required=True)
     pushed = Value("config")
@@ -235,7 +259,16 @@ def _connection() -> list[Layout]:
             datatypes=_RAW_OR_JSON,
             **named,
         ),
-        _plain(C.GET_ERROR_MAP, 0xFE, kv.GetErrorMap, value=U16_VERSION),
+        _plain(
+            C.SET_CTRL_TOKEN,
+            0xF4,
+            kv.SetCtrlToken,
+            u64("token"),
+            value=_RAW,
+            datatypes=_RAW_OR_JSON,
+            cas=Cas.ANY,
+        ),
+        _plain(C.GET_ERROR_MAP, 0xFE, kv.GetErrorMap, value=U16_VERSION, no_vbucket=True),
         _plain(
             C.CLUSTERMAP_CHANGED,
             0x01,
@@ -257,8 +290,17 @@ def _connection() -> list[Layout]:
     ]
 
 
+def _by_path(command: C, opcode: int, message: type[Any]) -> list[Layout]:
+    """A question about a scope or collection; old clients send its path as the key."""
+    return [
+        _plain(command, opcode, message, value=text("path", required=False), no_vbucket=True),
+        _named(command, opcode, message, "path", no_vbucket=True),
+    ]
+
+
 def _vbuckets() -> list[Layout]:
     state = u32("state", REQUESTED_STATES)
+    manifest = Value("manifest", required=True)
     return [
         _plain(
             C.SET_VBUCKET,
@@ -268,6 +310,8 @@ def _vbuckets() -> list[Layout]:
             value=_RAW,
             datatypes=_RAW_OR_JSON,
         ),
+        # as up to release 4
+        _plain(C.SET_VBUCKET, 0x3D, kv.SetVBucket, u32("state", MODERN_STATES)),
         _plain(C.GET_VBUCKET, 0x3E, kv.GetVBucket),
         _plain(C.DELETE_VBUCKET, 0x3F, kv.DeleteVBucket, value=_RAW),
         _plain(C.GET_ALL_SEQNOS, 0x48, kv.GetAllSeqnos),
@@ -296,12 +340,10 @@ def _vbuckets() -> list[Layout]:
             reserved("H", "file id"),
             reserved("I"),
         ),
-        _plain(C.SET_MANIFEST, 0xB9, kv.SetManifest, value=Value("manifest", required=True)),
-        _plain(C.GET_MANIFEST, 0xBA, kv.GetManifest),
-        _plain(C.GET_COLLECTION_ID, 0xBB, kv.GetCollectionId, value=text("path")),
-        _named(C.GET_COLLECTION_ID, 0xBB, kv.GetCollectionId, "path"),  # as old clients send it
-        _plain(C.GET_SCOPE_ID, 0xBC, kv.GetScopeId, value=text("path")),
-        _named(C.GET_SCOPE_ID, 0xBC, kv.GetScopeId, "path"),
+        _plain(C.SET_MANIFEST, 0xB9, kv.SetManifest, value=manifest, no_vbucket=True),
+        _plain(C.GET_MANIFEST, 0xBA, kv.GetManifest, no_vbucket=True),
+        *_by_path(C.GET_COLLECTION_ID, 0xBB, kv.GetCollectionId),
+        *_by_path(C.GET_SCOPE_ID, 0xBC, kv.GetScopeId),
     ]
 
 
@@ -399,6 +441,29 @@ def _other_responses() -> list[Layout]:
     ]
 
 
-REQUESTS = [*_reads(), *_writes(), *_subdocs(), *_connection(), *_vbuckets()]
+def _scans() -> list[Layout]:
+    scan = (u64("scan_high"), u64("scan_low"))
+    return [
+        _plain(
+            C.RANGE_SCAN_CREATE,
+            0xDA,
+            kv.RangeScanCreate,
+            value=_RAW,
+            datatypes=_RAW_OR_JSON,
+        ),
+        _plain(
+            C.RANGE_SCAN_CONTINUE,
+            0xDB,
+            kv.RangeScanContinue,
+            *scan,
+            u32("item_limit"),
+            u32("time_limit"),
+            u32("byte_limit"),
+        ),
+        _plain(C.RANGE_SCAN_CANCEL, 0xDC, kv.RangeScanCancel, *scan),
+    ]
+
+
+REQUESTS = [*_reads(), *_scans(), *_writes(), *_subdocs(), *_connection(), *_vbuckets()]
 _OPCODES = {layout.command: layout.opcode for layout in REQUESTS}
 RESPONSES = [*_document_responses(), *_other_responses()]

@@ -1,4 +1,4 @@
-"""The engine behind every draft with the memcached header: packets by tables of layouts."""
+"""Base class of the dialects with the memcached header: table-driven encoding and decoding."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ from typing import ClassVar
 from ..layout import Layout
 from ..messages import BareHeader, Message, PlainResponse, Response, UnknownCommand
 from ..names import Command
-from .reading import PacketReader
-from .table import Table
-from .writing import PacketWriter, refuse
+from .interface import SnapshotStyle
+from .layout_table import Table
+from .packet_decoder import PacketReader
+from .packet_encoder import PacketWriter, refuse
 
 __all__ = ["MemcachedDialect"]
 
 
 @dataclass(frozen=True, slots=True)
 class MemcachedDialect:
-    """Decodes and encodes by its class's table. Instances hold what a connection negotiated."""
+    """Decodes and encodes by the table of its class. Instances hold the negotiated features."""
 
     name: ClassVar[str]
     table: ClassVar[Table]
+    snapshot_style: ClassVar[SnapshotStyle]
+    has_memcached_header: ClassVar[bool] = True
+    opens_connections: ClassVar[bool] = True
+    negotiates: ClassVar[bool] = False
+    accepts_with_failover_log: ClassVar[bool] = True
+    acknowledges_state: ClassVar[bool] = False
+    has_flush: ClassVar[bool] = True
+    has_columns: ClassVar[bool] = False
     #: Whether the draft has framing extras.
     flexible: ClassVar[bool] = False
-    #: Whether the draft gives byte 5 a meaning; where not, it is ignored.
+    #: Whether byte 5 is the datatype in this draft; if not, it is ignored.
     has_datatypes: ClassVar[bool] = True
     #: Whether keys of documents carry their collection id.
     collections: bool = False
@@ -45,7 +54,7 @@ class MemcachedDialect:
         return self.layout_for(message).command
 
     def layout_for(self, message: Message) -> Layout:
-        """The form in which a message is sent: the first that has a place for all it says."""
+        """The layout for encoding a message: the first that can carry all of its attributes."""
         layouts = self.table.of_message.get(type(message), [])
         command = getattr(message, "command", None)
         if command is not None:
@@ -56,5 +65,5 @@ class MemcachedDialect:
             if not misfit:
                 return layout
         if misfit:
-            refuse(self.name, message, misfit, "this draft has no place for it, or needs it")
+            refuse(self.name, message, misfit, "this draft cannot carry it, or requires it")
         return refuse(self.name, message, "message", "this draft has no such message")

@@ -1,0 +1,269 @@
+"""Command-line options generated from the table of settings, --config, and the Spark session.
+
+Secrets are never options: a password comes from the environment or from a password file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..errors import ConfigError
+from ..settings.all_settings import ACCESS, CHANGELOG, MIRROR, SELECTION, named
+from ..settings.setting import Given, Setting, ValueKind
+from ..settings.vbucket_list import parse_vbuckets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "DIALECTS",
+    "access_options",
+    "changelog_settings",
+    "collection_options",
+    "compact_settings",
+    "config_option",
+    "mirror_settings",
+    "settings_given",
+    "source_settings",
+    "spark_options",
+    "spark_session",
+    "vbuckets_option",
+]
+
+_log = logging.getLogger("upriver.cli")
+
+_Command = Callable[..., Any]
+
+#: The dialects of the consumer, which is not imported to show help.
+DIALECTS: Final = ("auto", "dcp", "002", "001", "000")
+#: The most bytes of a configuration file.
+_MAX_CONFIG: Final = 1024 * 1024
+_EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Settings that may only come from the environment or from a file of secrets.
+_SECRETS: Final = frozenset({"password", "storageoptions"})
+#: Limits above this are not shown in help.
+_NO_LIMIT: Final = 10**9
+_METAVARS: Final = {ValueKind.LIST: "LIST", ValueKind.VBUCKETS: "LIST", ValueKind.DURATION: "TIME"}
+
+
+# ---- flags of settings -------------------------------------------------------------------
+
+
+def _flag(setting: Setting) -> Callable[[_Command], _Command]:
+    """The click option of a setting; the command receives it by the setting's name."""
+    default = f"  [default: {setting.default}]" if setting.default not in (None, "false") else ""
+    return click.option(
+        setting.flag,
+        setting.name,
+        type=_click_type(setting),
+        is_flag=True if setting.kind is ValueKind.FLAG else None,
+        metavar=_METAVARS.get(setting.kind),
+        callback=_checked(setting),
+        help=f"{setting.help[:1].upper()}{setting.help[1:]}.{default}",
+    )
+
+
+def _click_type(setting: Setting) -> Any:
+    if setting.kind is ValueKind.NUMBER:
+        most = int(setting.most) if setting.most < _NO_LIMIT else None
+        return click.IntRange(int(setting.least), most)
+    if setting.kind is ValueKind.CHOICE:
+        return click.Choice(setting.choices)
+    if setting.kind is ValueKind.DIRECTORY:
+        return click.Path(file_okay=False, path_type=Path)
+    return _EXISTING_FILE if setting.kind is ValueKind.FILE else None
+
+
+def _checked(setting: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that parses a flag in the same way as the option of Spark."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                setting.parse(value)
+            except ConfigError as problem:
+                text = str(problem).removeprefix(f"{setting.name}: ")
+                raise click.BadParameter(text, context, parameter) from None
+        return value
+
+    return check
+
+
+def _flags_of(*settings: Setting) -> Callable[[_Command], _Command]:
+    def decorate(command: _Command) -> _Command:
+        for setting in reversed([setting for setting in settings if setting.flag]):
+            command = _flag(setting)(command)
+        return command
+
+    return decorate
+
+
+def settings_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Removes the given settings from a command's options and returns them, with --option."""
+    names = {setting.name for setting in (*ACCESS, *SELECTION, *MIRROR, *CHANGELOG, *_BATCH)}
+    given = {name: options.pop(name) for name in names & set(options)}
+    for name in [name for name, value in given.items() if value is None or value is False]:
+        del given[name]  # the default applies
+    return {**options.pop("pairs", {}), **given}
+
+
+_BATCH: Final = named("maxOffsetsPerTrigger")
+#: The options for a bucket; --option takes all others.
+source_settings = _flags_of(*named("collections", "scope"), *ACCESS)
+mirror_settings = _flags_of(*_BATCH, *MIRROR)
+changelog_settings = _flags_of(*_BATCH, *CHANGELOG)
+compact_settings = _flags_of(*named("keepVersions"))
+
+
+# ---- commands without Spark --------------------------------------------------------------
+
+
+def access_options(command: _Command) -> _Command:
+    """Adds the options for credentials and certificates; the command receives an `Access`."""
+
+    @_flags_of(*ACCESS)
+    @wraps(command)
+    def with_access(*arguments: Any, **options: Any) -> None:
+        from ..settings.connection_settings import access_of
+
+        given = settings_given({s.name: options.pop(s.name) for s in ACCESS if s.flag})
+        if given.get("insecure"):
+            _log.warning("the server's certificate is not verified (--insecure)")
+        texts = {name: _text(value) for name, value in given.items()}
+        command(*arguments, access=access_of(Given(ACCESS, texts), os.environ), **options)
+
+    return with_access
+
+
+def collection_options(command: _Command) -> _Command:
+    """Adds --collections, as a tuple of names, and --scope."""
+    collections, scope = named("collections", "scope")
+
+    @_flags_of(collections, scope)
+    @wraps(command)
+    def with_collections(*arguments: Any, **options: Any) -> None:
+        options["collections"] = collections.parse(options["collections"] or "")
+        options["scope"] = options["scope"] or ""
+        command(*arguments, **options)
+
+    return with_collections
+
+
+def vbuckets_option(*flags: str) -> Callable[[_Command], _Command]:
+    """Adds --vbuckets, with other names of it: a tuple of ascending numbers, None for all."""
+
+    def parsed(
+        context: click.Context, parameter: click.Parameter, text: str | None
+    ) -> tuple[int, ...] | None:
+        try:
+            return None if text is None else parse_vbuckets(text)
+        except ConfigError as problem:
+            raise click.BadParameter(str(problem), context, parameter) from None
+
+    (setting,) = named("vbuckets")
+    return click.option(
+        setting.flag, *flags, metavar="LIST", callback=parsed, help="Only these, such as 0-15,17."
+    )
+
+
+# ---- Spark, and a file with options ------------------------------------------------------
+
+
+def spark_options(command: _Command) -> _Command:
+    """Adds --master, --conf, and --option for any option of the format dcp."""
+    for flag, name, text in (
+        ("--option", "pairs", "Any option of the format dcp."),
+        ("--conf", "conf", "A setting of Spark."),
+    ):
+        command = click.option(
+            flag, name, multiple=True, metavar="NAME=VALUE", callback=_pairs, help=text
+        )(command)
+    return click.option("--master", help="Where Spark runs.  [default: local[*]]")(command)
+
+
+@contextmanager
+def spark_session(app: str, options: dict[str, Any]) -> Iterator[SparkSession]:
+    """A Spark session for one command; removes the options of `spark_options`."""
+    from ..spark.session import session
+
+    config = {"spark.log.level": "ERROR", **options.pop("conf")}
+    spark = session(app, master=options.pop("master"), config=config)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def config_option(command: _Command) -> _Command:
+    """Adds --config: a TOML file with values of flags, by their names without the dashes."""
+    return click.option(
+        "--config",
+        type=_EXISTING_FILE,
+        is_eager=True,
+        expose_value=False,
+        callback=_configured,
+        help="A TOML file with values of flags; flags given override it.",
+    )(command)
+
+
+def _configured(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    if file is None:
+        return
+    params = [one for one in context.command.params if isinstance(one, click.Option)]
+    known = {flag.lstrip("-"): str(one.name) for one in params for flag in one.opts}
+    known["options"] = known["option"]
+    defaults: dict[str, Any] = {}
+    for name, value in _toml(file).items():
+        target = known.get(name.replace("_", "-"))
+        if target is None:
+            raise ConfigError(f"{file}: {name} is not an option of {context.command.name}")
+        if target in ("pairs", "conf"):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{file}: {name} must be a table of names and values")
+            value = [f"{key}={_text(one)}" for key, one in value.items()]
+        elif isinstance(value, list):
+            value = ",".join(map(str, value))
+        defaults[target] = value
+    context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _toml(file: Path) -> Mapping[str, Any]:
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(_MAX_CONFIG + 1)
+        if len(content) > _MAX_CONFIG:
+            raise ConfigError(f"{file} has more than {_MAX_CONFIG} bytes")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{file} cannot be read: {problem}") from None
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=VALUE", context, parameter)
+        if name.lower() in _SECRETS:
+            raise ConfigError(
+                f"{name} is not accepted on the command line or in a configuration; use "
+                "UPRIVER_PASSWORD or a password file, and for object stores their variables, "
+                "such as AWS_ACCESS_KEY_ID"
+            )
+        found[name] = value
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,200 @@
+"""What a cluster is, as its manager keeps it on disk: nodes, rows, epoch and version of the map.
+
+The file is replaced as a whole, so that a manager that is killed finds the old or the new one.
+What a node is in the middle of is not kept: whoever starts looks at the nodes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ConfigError
+from ..producer.bootstrap.cluster_config import (
+    ClusterConfig,
+    NodeAddress,
+    bucket_json,
+    cluster_json,
+)
+from ..store.bucket_settings import MAX_VBUCKETS
+from .placement import Row, without
+
+__all__ = ["LEASE", "MAX_NODES", "ClusterState", "NodeEntry", "load", "save"]
+
+#: A manager and its nodes share one machine.
+MAX_NODES: Final = 32
+#: Copies beside the active one, as many as Couchbase has.
+MAX_REPLICAS: Final = 3
+_NOBODY: Final = -1
+#: Seconds for which a node answers writes without a word of its manager. Renewals are tried every
+#: second, so that a dozen of them must fail in a row on a machine that is merely busy; the longest
+#: that a busy node or manager was seen to keep its connections waiting is seven seconds. Only a
+#: failover of a process that nobody can end, or prove to have ended, waits for so long.
+LEASE: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """One node."""
+
+    name: str
+    port: int
+    #: Of its management over HTTP; 0 for any free one, which the map does not name.
+    http_port: int = 0
+    #: Failed over: it is down, and none of its copies counts.
+    failed: bool = False
+    #: Its vbuckets are being moved away for it to be removed.
+    leaving: bool = False
+    #: The session of its disk in which it was last given a map: see `Bucket.sessions`.
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """A cluster of one bucket."""
+
+    bucket: str
+    host: str
+    replicas: int
+    nodes: tuple[NodeEntry, ...]
+    rows: tuple[Row, ...]
+    rev: int = 1
+    #: Which cluster it is, for its nodes to know it by.
+    cluster: str = ""
+    #: How often a manager was started: each has a higher epoch than all before it.
+    epoch: int = 0
+    #: Tells the bucket from an earlier one of its name. Clusters of the first release have none,
+    #: and go on with what is made from the name, so that checkpoints stay good.
+    bucket_uuid: str = ""
+    lease: float = LEASE
+    #: Vbuckets that are being handed over, and to which node.
+    moves: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def members(self) -> tuple[NodeEntry, ...]:
+        """The nodes that take part."""
+        return tuple(node for node in self.nodes if not node.failed)
+
+    def node(self, name: str) -> NodeEntry:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.nodes)
+        raise ConfigError(f"there is no node {name!r}; there are {known}")
+
+    def with_node(self, entry: NodeEntry) -> ClusterState:
+        """With a node added, or changed if there is one of its name."""
+        if any(node.name == entry.name for node in self.nodes):
+            nodes = tuple(entry if node.name == entry.name else node for node in self.nodes)
+        else:
+            nodes = (*self.nodes, entry)
+        return replace(self, nodes=nodes, rev=self.rev + 1)
+
+    def with_session(self, name: str, session: str) -> ClusterState:
+        """With a note of which disk a node has; no client's business."""
+        noted = (
+            replace(node, session=session) if node.name == name else node for node in self.nodes
+        )
+        return replace(self, nodes=tuple(noted))
+
+    def without_node(self, name: str) -> ClusterState:
+        nodes = tuple(node for node in self.nodes if node.name != name)
+        return replace(self, nodes=nodes, rev=self.rev + 1)
+
+    def with_rows(self, rows: tuple[Row, ...]) -> ClusterState:
+        return replace(self, rows=rows, rev=self.rev + 1)
+
+    def with_row(self, vbucket: int, row: Row) -> ClusterState:
+        return self.with_rows((*self.rows[:vbucket], row, *self.rows[vbucket + 1 :]))
+
+    def with_move(self, vbucket: int, node: str) -> ClusterState:
+        """With a note of where a vbucket is being handed over to; no client's business."""
+        kept = (move for move in self.moves if move[0] != vbucket)
+        return replace(self, moves=(*kept, (vbucket, node)))
+
+    def without_moves(self, vbuckets: Collection[int]) -> ClusterState:
+        return replace(self, moves=tuple(m for m in self.moves if m[0] not in vbuckets))
+
+    def failed_over(self, name: str) -> ClusterState:
+        """Without a node's copies; of each vbucket that it had the next one comes first."""
+        rows = tuple(without(row, name) for row in self.rows)
+        gone = replace(self.node(name), failed=True, leaving=False)
+        moves = tuple(move for move in self.moves if move[1] != name)
+        return replace(self.with_rows(rows).with_node(gone), moves=moves)
+
+    def maps(self, name: str, manifest_uid: int) -> tuple[bytes, bytes]:
+        """The maps that a node hands out: the bucket's and the cluster's."""
+        places = {node.name: place for place, node in enumerate(self.members)}
+        nodes = tuple(
+            NodeAddress(self.host, node.port, http_port=node.http_port or None, uuid=node.name)
+            for node in self.members
+        )
+        rows = tuple(
+            tuple(_NOBODY if node is None else places[node] for node in row) for row in self.rows
+        )
+        cluster = ClusterConfig(
+            rev=self.rev,
+            epoch=max(1, self.epoch),
+            nodes=nodes,
+            this_node=places[name],
+            rows=rows,
+            replicas=self.replicas,
+        )
+        bucket = bucket_json(
+            cluster,
+            self.bucket,
+            uuid=self.bucket_uuid or None,
+            manifest_uid=manifest_uid,
+        )
+        return bucket, cluster_json(replace(cluster, rows=()))
+
+
+def save(state: ClusterState, path: Path) -> None:
+    """Replaces the file; it is on disk when this returns."""
+    fresh = path.with_suffix(".new")
+    # a new file, and from the beginning only its owner's
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(state), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def load(path: Path) -> ClusterState:
+    """Reads `save`; `ConfigError` says what is wrong with the file."""
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text())
+        nodes = tuple(NodeEntry(**node) for node in stored.pop("nodes"))
+        rows = tuple(tuple(row) for row in stored.pop("rows"))
+        moves = tuple((int(vbucket), str(node)) for vbucket, node in stored.pop("moves", ()))
+        state = ClusterState(nodes=nodes, rows=rows, moves=moves, **stored)
+        _check(state)
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        raise ConfigError(f"{path} is no state of a cluster: {problem}") from None
+    return state
+
+
+def _check(state: ClusterState) -> None:
+    names = {node.name for node in state.members}
+    if not 1 <= len(state.nodes) <= MAX_NODES or not 1 <= len(state.rows) <= MAX_VBUCKETS:
+        raise ValueError("its numbers of nodes and vbuckets are out of range")
+    for row in state.rows:
+        held = [node for node in row if node is not None]
+        if len(row) != 1 + state.replicas or len(set(held)) != len(held) or not names >= set(held):
+            raise ValueError(f"a vbucket has the copies {row}")
+    for vbucket, node in state.moves:
+        if not 0 <= vbucket < len(state.rows) or node not in names:
+            raise ValueError(f"vbucket {vbucket} is being handed over to {node}")
+    if state.epoch < 0 or state.lease <= 0:
+        raise ValueError(f"epoch {state.epoch} or lease {state.lease} is out of range")

@@ -1,0 +1,118 @@
+"""Files that a node's process keeps beside its data, so that any manager can find and end it.
+
+    node.lock     held by the process as long as it lives, whatever becomes of its manager
+    node.json     written under the lock: its process number, or why it could not start
+    epoch         the newest epoch that it has heard of
+
+The lock is the proof that a process runs: the operating system releases it when the process ends.
+A process number is used only while the lock is held, so /proc is not needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ConfigError
+
+__all__ = ["EPOCH_FILE", "NodeLock", "forget", "is_locked", "lock_name", "read"]
+
+EPOCH_FILE: Final = "epoch"
+_LOCK_FILE: Final = "node.lock"
+_NODE_FILE: Final = "node.json"
+#: Seconds to wait for the lock: a manager that probes it holds it for a moment.
+_PATIENCE: Final = 3.0
+_POLL_SECONDS: Final = 0.02
+
+
+class NodeLock:
+    """The lock of a node's directory, held by this process until it ends."""
+
+    def __init__(self, data: Path) -> None:
+        """Takes the lock; `ConfigError` if another process has it."""
+        self._path = data / _LOCK_FILE
+        self._file = data / _NODE_FILE
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(self._descriptor)
+                    raise ConfigError(f"another process runs the node in {data}") from None
+                time.sleep(_POLL_SECONDS)
+
+    def write(self, **facts: Any) -> None:
+        """Writes who holds the lock, or why the process is about to end."""
+        fresh = self._file.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(facts, file)
+        fresh.replace(self._file)
+
+    @property
+    def name(self) -> str:
+        """Identifies the lock file on this machine."""
+        return _name(os.fstat(self._descriptor))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the lock file is still in its directory, which may have been removed."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+
+def lock_name(data: Path) -> str:
+    """Names the lock in a node's directory; empty where there is none."""
+    try:
+        return _name(os.stat(data / _LOCK_FILE))
+    except OSError:
+        return ""
+
+
+def _name(found: os.stat_result) -> str:
+    return f"{found.st_dev:x}:{found.st_ino:x}"
+
+
+def is_locked(data: Path) -> bool | None:
+    """Whether a process holds the lock of a node's directory; None where there is no lock."""
+    return _probe(data, forgetting=False)
+
+
+def forget(data: Path) -> None:
+    """Removes the file of a process that has ended; does nothing while one runs."""
+    _probe(data, forgetting=True)
+
+
+def _probe(data: Path, *, forgetting: bool) -> bool | None:
+    try:
+        descriptor = os.open(data / _LOCK_FILE, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if forgetting:
+            (data / _NODE_FILE).unlink(missing_ok=True)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def read(data: Path) -> dict[str, Any]:
+    """What the node's process last wrote about itself; empty if nothing."""
+    try:
+        told = json.loads((data / _NODE_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,162 @@
+"""Forwards packets between two nodes, so that one replicates from the other.
+
+    producer node <── opened as producer ── relay ── opened as consumer ──> consumer node
+
+The consumer node sends its requests to the connection on which it was opened, and the relay
+carries them to the producer node; the streams come back the same way. The relay itself only tells
+the consumer which streams to add and to close, and hears which have ended. It keeps no bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import ConnectionFailed, Status, UpriverError
+from ..wire import messages as m
+from ..wire.dialects import Dcp
+from ..wire.names import StreamFlag
+from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
+
+__all__ = ["ReplicationRelay"]
+
+_DIALECT: Final = Dcp(collections=True)
+_ADD_STREAM: Final = 0x51
+_CLOSE_STREAM: Final = 0x52
+_STREAM_END: Final = 0x55
+_RESPONSES: Final = frozenset({0x81, 0x18})
+_VBUCKET = struct.Struct(">H")
+_VBUCKET_AT: Final = 6
+#: Seconds for a stream to be settled. A replica that has to roll back first rewrites its files.
+_PATIENCE: Final = 60.0
+
+
+class ReplicationRelay:
+    """Two connections and what goes on between them. `run` passes on until either is lost."""
+
+    def __init__(
+        self,
+        producer: Wire,
+        consumer: Wire,
+        on_end: Callable[[int], None],
+        watch: Callable[[bool, bytes], None] | None = None,
+    ) -> None:
+        """``on_end`` is told of vbuckets whose stream is over.
+
+        ``watch`` sees every packet: whether it is the producer's, and its bytes.
+        """
+        self._producer = producer
+        self._consumer = consumer
+        self._on_end = on_end
+        self._watch = watch
+        self._waiting: dict[int, asyncio.Future[m.Response]] = {}
+        self._opaque = 0
+
+    @classmethod
+    async def open(
+        cls,
+        source: Endpoint,
+        target: Endpoint,
+        name: str,
+        on_end: Callable[[int], None],
+        watch: Callable[[bool, bytes], None] | None = None,
+    ) -> ReplicationRelay:
+        """Connects to both; what is written at the target comes from the source."""
+        producer = await Wire.open(source, name, PRODUCER)
+        try:
+            consumer = await Wire.open(target, name, CONSUMER)
+        except BaseException:
+            producer.close()
+            raise
+        return cls(producer, consumer, on_end, watch)
+
+    async def run(self) -> None:
+        """Passes packets on; ends with `ConnectionFailed`, and with both connections."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._down())
+                group.create_task(self._up())
+        except* UpriverError as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._producer.close()
+        self._consumer.close()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.cancel()
+
+    # ---- what the relay itself says ------------------------------------------------------
+
+    async def add(self, vbucket: int, flags: StreamFlag = StreamFlag.NONE) -> Status:
+        """Has the consumer ask for a stream; returns how that was settled."""
+        return await self._ask(m.AddStream(vbucket=vbucket, flags=flags, opaque=self._next()))
+
+    async def close_stream(self, vbucket: int) -> Status:
+        """Has the consumer end a stream."""
+        return await self._ask(m.CloseStream(vbucket=vbucket, opaque=self._next()))
+
+    def _next(self) -> int:
+        self._opaque += 1
+        return self._opaque
+
+    async def _ask(self, request: m.AddStream | m.CloseStream) -> Status:
+        answer: asyncio.Future[m.Response] = asyncio.get_running_loop().create_future()
+        self._waiting[request.opaque] = answer
+        packet = _DIALECT.encode(request)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._consumer.send(packet)
+                return (await asyncio.shield(answer)).status
+        except TimeoutError:
+            raise ConnectionFailed("does not settle a stream", "see its log") from None
+        except asyncio.CancelledError:
+            if answer.cancelled():
+                raise ConnectionFailed("was lost", "it is tried again") from None
+            raise
+        finally:
+            self._waiting.pop(request.opaque, None)
+
+    # ---- what passes ---------------------------------------------------------------------
+
+    async def _down(self) -> None:
+        while True:
+            packets = await self._producer.packets()
+            await self._consumer.send(b"".join(packets))
+            for packet in packets:
+                if self._watch is not None:
+                    self._watch(True, packet)
+                if packet[1] == _STREAM_END and packet[0] not in _RESPONSES:
+                    self._on_end(_vbucket(packet))
+
+    async def _up(self) -> None:
+        while True:
+            packets = await self._consumer.packets()
+            if self._watch is not None:
+                for packet in packets:
+                    self._watch(False, packet)
+            passed = [packet for packet in packets if not self._is_mine(packet)]
+            await self._producer.send(b"".join(passed))
+
+    def _is_mine(self, packet: bytes) -> bool:
+        """Takes the answers to the relay's own requests out of what passes."""
+        is_answer = packet[0] in _RESPONSES
+        if packet[1] == _CLOSE_STREAM and not is_answer:
+            self._on_end(_vbucket(packet))  # the consumer gives it up by itself
+            return False
+        if not is_answer or packet[1] not in (_ADD_STREAM, _CLOSE_STREAM):
+            return False
+        message = _DIALECT.decode(packet)
+        waiting = self._waiting.get(message.opaque)
+        if waiting is not None and not waiting.done() and isinstance(message, m.Response):
+            waiting.set_result(message)
+        return True
+
+
+def _vbucket(packet: bytes) -> int:
+    number: int = _VBUCKET.unpack_from(packet, _VBUCKET_AT)[0]
+    return number

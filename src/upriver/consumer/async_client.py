@@ -1,0 +1,130 @@
+"""`AsyncConsumer`: the asyncio client, with the interface of `Consumer`, on the caller's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Self
+
+import pyarrow as pa
+
+from ..session.consumer_events import Event, Rows
+from .changes import Change
+from .streaming.inbox import Closed, Delivery, Finished
+from .streaming.subscription import ReadingStatus, Subscription
+
+__all__ = ["AsyncConsumer"]
+
+
+class AsyncConsumer(Subscription):
+    """Reads the changes of a bucket.
+
+        async with AsyncConsumer("couchbase://127.0.0.1/default", end="now") as consumer:
+            async for change in consumer:
+                print(change.key, change.value)
+
+    Options and methods are those of `Consumer`; ``on_rollback`` is called on the event loop.
+    """
+
+    _block = "an async with"
+
+    def _prepare(self) -> None:
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._saving = asyncio.Lock()
+
+    # ---- lifecycle -----------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Connects to the bucket and starts streaming; async with calls it automatically."""
+        self._start_once()
+        try:
+            await self._begin(self._deliveries.put_nowait)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Closes all connections and ends a loop that waits in another task.
+
+        Does not save a checkpoint.
+        """
+        self._closed = True
+        if self._running is not None:
+            await self._engine.stop()
+        self._deliveries.put_nowait(Delivery(Closed()))
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    # ---- reading -------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        """Yields changes one by one, until the requested end.
+
+        If a loop is left early, the next loop continues with the next change.
+        """
+        inbox = self._inbox
+        for change in inbox.changes():
+            yield change
+        while (event := await self._next(whole=False)) is not None:
+            if isinstance(event, Rows):
+                for change in inbox.changes():
+                    yield change
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Yields changes as Arrow batches with the schema `upriver.consumer.SCHEMA`."""
+        async for event in self.events():
+            if isinstance(event, Rows):
+                yield event.batch
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yields all events: rows, rollbacks, opened and ended streams, collection changes."""
+        while (event := await self.poll()) is not None:
+            yield event
+
+    async def poll(self, timeout: float | None = None) -> Event | None:
+        """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
+        rest = None if self._closed else self._inbox.rest()
+        if rest is not None:
+            return rest
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._next(whole=True)
+        except TimeoutError:
+            return None
+
+    async def _next(self, *, whole: bool) -> Event | None:
+        inbox = self._inbox
+        while not (self._finished or self._closed):
+            inbox.check()
+            inbox.done()
+            for connection, size in inbox.owed():
+                connection.give_back(size)
+            event = inbox.take(await self._deliveries.get(), whole=whole)
+            if isinstance(event, Finished):
+                self._finished = True
+            elif event is not None and not isinstance(event, Closed):
+                return event
+        return None
+
+    # ---- position and status -------------------------------------------------------------
+
+    async def save(self) -> None:
+        """Saves the application's position to the checkpoint store.
+
+        The store is called in another thread, so that a slow disk does not block the event loop.
+        """
+        async with self._saving:  # so that an older position never overwrites a newer one
+            await asyncio.to_thread(self._save, self.position())
+
+    def status(self) -> ReadingStatus:
+        """Connected nodes, open streams, and seqnos received and handed out."""
+        return self._status()
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The high seqno of each vbucket, asked of the nodes."""
+        return await self._engine.high_seqnos()

@@ -1,0 +1,221 @@
+"""Consumer settings: what to read, where to start and end, timeouts, and the rollback policy.
+
+Settings are immutable values that are validated on creation. This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, Literal, TypedDict
+
+from ..errors import ConfigError
+from ..session.stream_position import Position
+from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from .checkpoints.checkpoint import Checkpoint, CheckpointStore
+
+__all__ = [
+    "DIALECTS",
+    "ConsumerOptions",
+    "ConsumerSettings",
+    "DialectName",
+    "End",
+    "RollbackPolicy",
+    "Start",
+    "settings_for",
+]
+
+DialectName = Literal["auto", "dcp", "001", "000", "002"]
+#: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position
+#: for each vbucket (vbuckets that are not named start at the beginning).
+Start = Literal["beginning", "now"] | Checkpoint | Mapping[int, Position]
+#: Where to end: never, at the high seqnos of when reading started, or at a seqno for each vbucket
+#: (vbuckets that are not named are not read).
+End = Literal["never", "now"] | Mapping[int, int]
+
+#: The dialects by name, in the order in which "auto" tries them.
+DIALECTS: Final[Mapping[str, type[Dialect]]] = {
+    "dcp": Dcp,
+    "001": Draft001,
+    "000": Draft000,
+    "002": Draft002,
+}
+
+#: Flow-control window for each node: enough for a fast consumer, small enough for many nodes.
+DEFAULT_BUFFER: Final = 16 * 1024 * 1024
+_SMALLEST_BUFFER: Final = 1024
+_LARGEST_BUFFER: Final = 2**31
+_SHORTEST_INTERVAL: Final = 0.1
+_MAX_NAME: Final = 200
+
+
+class RollbackPolicy(Enum):
+    """What to do when the producer demands a rollback because its history has changed."""
+
+    #: Roll back to the last common seqno, and report it to the application before any other event.
+    REWIND = "rewind"
+    #: Fail with `RollbackRequired`.
+    FAIL = "fail"
+    #: Read only the branch (vbuuid) of the start position. A vbucket whose producer left that
+    #: branch is not read further, which a `RolledBack` event with ``refused`` reports. The other
+    #: vbuckets continue.
+    STOP = "stop"
+    #: Roll back without reporting it: for applications that tolerate repeated or undone changes.
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """All options of a consumer."""
+
+    start: Start = "beginning"
+    end: End = "never"
+    #: The vbuckets to read; None for all.
+    vbuckets: frozenset[int] | None = None
+    #: The collections to read, as ``scope.collection``; empty for all.
+    collections: tuple[str, ...] = ()
+    #: Read all collections of this scope, including those created later.
+    scope: str = ""
+    #: Whether changes include the document bodies.
+    values: bool = True
+    #: Whether changes include extended attributes.
+    xattrs: bool = False
+    #: Whether nodes may send values compressed (Snappy). ``decompress`` says whether the consumer
+    #: decompresses them before it hands them out.
+    compression: bool = False
+    decompress: bool = True
+    #: Whether to leave out deletions when reading from the beginning, on servers that support it.
+    #: They are of documents that the consumer never had.
+    skip_deletes: bool = False
+    #: Whether the first snapshot from the beginning may be sent out of order, which is faster on
+    #: some servers. If the connection is lost before it is complete, it starts over, and changes
+    #: are repeated.
+    out_of_order: bool = False
+    #: Whether durable writes are reported as `SyncWrite` events: prepared, committed, aborted. A
+    #: commit then has no value; the value is in its prepare.
+    sync_writes: bool = False
+    #: Whether documents of transactions (``_txn:``) and of the scope ``_system`` are handed out.
+    internal_documents: bool = True
+    #: The priority of this consumer at the server, and the order of backfills of its vbuckets.
+    priority: Literal["", "low", "medium", "high"] = ""
+    backfill_order: Literal["", "round-robin", "sequential"] = ""
+
+    dialect: DialectName = "auto"
+    #: The DCP connection name, which must be unique at a server; generated if empty.
+    name: str = ""
+    rollback: RollbackPolicy = RollbackPolicy.REWIND
+    #: Hand out only changes that every copy of the vbucket has on disk. The value is the interval
+    #: in seconds at which the nodes are asked.
+    persisted_everywhere: float | None = None
+
+    #: Flow-control window in bytes: what one node may send before the application has read it.
+    buffer: int = DEFAULT_BUFFER
+    #: Seconds between noops; a node that sends nothing for twice that time counts as lost.
+    noop_interval: float = 20.0
+    #: Seconds to connect and authenticate, and to wait for one response.
+    connect_timeout: float = 10.0
+    answer_timeout: float = 30.0
+    #: Seconds to keep trying at the start while no node can be reached.
+    wait_at_start: float = 0.0
+    #: Seconds without an accepted stream of a vbucket after which reading fails.
+    give_up_after: float = float("inf")
+    #: Which addresses of the nodes to use: the default ones of the cluster, the external ones, or
+    #: ("auto") the kind to which the address in the connection string belongs.
+    network: Literal["auto", "default", "external"] = "auto"
+    #: Seconds between requests for the cluster map, if the nodes do not push it.
+    map_interval: float = 2.5
+    #: Back-off between attempts, in seconds: the first pause, and the longest.
+    retry_first: float = 0.05
+    retry_most: float = 5.0
+    _unique: str = field(default_factory=lambda: secrets.token_hex(4), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.scope and self.collections:
+            raise ConfigError("collections and a scope contradict each other: give one of them")
+        if self.dialect not in ("auto", *DIALECTS):
+            known = ", ".join(("auto", *DIALECTS))
+            raise ConfigError(f"there is no dialect {self.dialect!r}; there are {known}")
+        if not _SMALLEST_BUFFER <= self.buffer <= _LARGEST_BUFFER:
+            raise ConfigError(f"a buffer has {_SMALLEST_BUFFER} to {_LARGEST_BUFFER} bytes")
+        if self.noop_interval < _SHORTEST_INTERVAL:
+            raise ConfigError(f"signs of life come at most every {_SHORTEST_INTERVAL} seconds")
+        times = self.connect_timeout, self.answer_timeout, self.retry_first, self.retry_most
+        if min(*times, self.map_interval) <= 0:
+            raise ConfigError("timeouts and pauses are longer than nothing")
+        if self.persisted_everywhere is not None and self.persisted_everywhere <= 0:
+            raise ConfigError("the interval of asking what is persisted is longer than nothing")
+        if self.priority not in ("", "low", "medium", "high"):
+            raise ConfigError(f"a priority is low, medium or high, not {self.priority!r}")
+        if self.backfill_order not in ("", "round-robin", "sequential"):
+            raise ConfigError(
+                f"a backfill order is round-robin or sequential, not {self.backfill_order!r}"
+            )
+        if self.out_of_order and self.persisted_everywhere is not None:
+            raise ConfigError("what is persisted can be told only of changes in their order")
+        if len(self.name.encode()) > _MAX_NAME:
+            raise ConfigError(f"a connection's name has at most {_MAX_NAME} bytes")
+        if self.vbuckets is not None and not self.vbuckets:
+            raise ConfigError("there is no vbucket to read")
+        if self.dialect not in ("auto", "dcp") and self.needs_dcp:
+            raise ConfigError(
+                f"draft {self.dialect} has no collections, no xattrs and no durable writes, and "
+                "always sends values"
+            )
+
+    @property
+    def needs_dcp(self) -> bool:
+        """Whether the settings need a feature that none of the older drafts has."""
+        return bool(
+            self.scope or self.collections or self.xattrs or not self.values or self.sync_writes
+        )
+
+    @property
+    def connection_name(self) -> str:
+        return self.name or f"upriver-{self._unique}"
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The fields of `ConsumerSettings` as keyword arguments of a consumer."""
+
+    start: Start
+    end: End
+    vbuckets: frozenset[int] | None
+    collections: tuple[str, ...]
+    scope: str
+    values: bool
+    xattrs: bool
+    compression: bool
+    decompress: bool
+    skip_deletes: bool
+    out_of_order: bool
+    sync_writes: bool
+    internal_documents: bool
+    priority: Literal["", "low", "medium", "high"]
+    backfill_order: Literal["", "round-robin", "sequential"]
+    dialect: DialectName
+    name: str
+    rollback: RollbackPolicy
+    persisted_everywhere: float | None
+    buffer: int
+    noop_interval: float
+    connect_timeout: float
+    answer_timeout: float
+    wait_at_start: float
+    give_up_after: float
+    network: Literal["auto", "default", "external"]
+    map_interval: float
+    retry_first: float
+    retry_most: float
+
+
+def settings_for(
+    settings: ConsumerSettings | None, options: ConsumerOptions, store: CheckpointStore | None
+) -> ConsumerSettings:
+    """Returns the settings of a consumer; a saved checkpoint replaces their start."""
+    if settings is not None and options:
+        raise TypeError("give settings or single options, not both")
+    chosen = settings or ConsumerSettings(**options)
+    saved = store.load() if store is not None else None
+    return chosen if saved is None else replace(chosen, start=saved)

@@ -1,0 +1,558 @@
+"""Consumer engine: streams every wanted vbucket from the node that owns it, and reconnects.
+
+One supervisor task opens a stream for each vbucket that has none, on a connection to the owner that
+the cluster map names. Failed attempts are repeated with back-off. Connections report the events of
+their sessions to the engine. When a connection is lost, its vbuckets keep the positions that they
+had reached, and the supervisor opens their streams again. Events go to ``deliver`` in the order in
+which an application must see them.
+
+The engine runs on one event loop. It knows nothing of applications, threads or checkpoint files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from ...errors import (
+    AuthenticationFailed,
+    BucketNotFound,
+    ConfigError,
+    InternalError,
+    RemoteProtocolError,
+    RollbackRequired,
+    Status,
+    StatusError,
+    StreamEnded,
+    StreamRuleBroken,
+    UpriverError,
+)
+from ...model import NO_END, StreamEndReason
+from ...session.consumer_events import (
+    Event,
+    MapPushed,
+    RolledBack,
+    Rows,
+    StateAsked,
+    StreamFinished,
+    StreamOpened,
+    StreamRefused,
+    SystemHappened,
+)
+from ...session.consumer_session import ConsumerSession, StreamOptions
+from ...session.open_connection import denied
+from ...session.stream_position import Position
+from ...wire import messages as m
+from ...wire.names import StreamFlag
+from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..topology.discovery import Discovery
+from ..topology.topology import NODE_TROUBLE, Topology, is_final, renew_map
+from ..transport.access import Access
+from ..transport.async_connection import AsyncConnection
+from ..transport.async_pool import AsyncNodes
+from ..transport.connection_string import Address, Source
+from ..transport.fault_guard import FaultGuard
+from .inbox import Delivery, Failed, Finished
+from .map_watch import MapWatch
+from .persistence_gate import PersistenceGate
+from .stream_watchdog import StreamWatchdog
+from .vbucket_reader import VBucketReader
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which a restarting node may answer "bucket not found" before the bucket counts as
+#: deleted. Couchbase nodes need a few seconds to load their buckets.
+_BUCKET_COMES_BACK: Final = 60.0
+#: The engine fails after this many protocol violations with no rows received in between.
+_MOST_BROKEN_IN_A_ROW: Final = 8
+#: Seconds between two checks of all streams, at least.
+_WATCH_SECONDS: Final = 0.25
+#: Stream end reasons after which the stream is requested again, from the same or another node.
+_REOPENED: Final = frozenset(
+    {
+        StreamEndReason.OK,  # ended although no end seqno was requested
+        StreamEndReason.CLOSED,
+        StreamEndReason.STATE_CHANGED,
+        StreamEndReason.DISCONNECTED,
+        StreamEndReason.TOO_SLOW,
+        StreamEndReason.BACKFILL_FAILED,
+        StreamEndReason.ROLLBACK,
+    }
+)
+
+
+class Engine:
+    """Streams the changes of a bucket from all its nodes into ``deliver``."""
+
+    def __init__(
+        self,
+        source: Source,
+        access: Access,
+        settings: ConsumerSettings,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._topology = Topology(
+            source,
+            network=settings.network,
+            first_pause=settings.retry_first,
+            longest_pause=settings.retry_most,
+            clock=self._loop.time,
+        )
+        self._nodes = AsyncNodes(self._topology, access, settings)
+        self._discovery = Discovery(self._nodes, settings)
+        self._readers: dict[int, VBucketReader] = {}
+        self._sessions: dict[AsyncConnection, ConsumerSession] = {}
+        self._connecting: dict[Address, asyncio.Task[None]] = {}
+        self._broken_in_a_row = 0
+        self._wake = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        #: Background tasks besides the supervisor; `stop` cancels them.
+        self._tasks: list[asyncio.Task[None]] = []
+        self._over = False
+        self._guard = FaultGuard(self._fail)
+        #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
+        self.counts: Counter[str] = Counter()
+
+    # ---- lifecycle -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Discovers the bucket and starts streaming."""
+        await self.find()
+        self.begin()
+
+    async def find(self) -> None:
+        """Discovers the bucket and connects to its nodes, without opening streams."""
+        await self._discovery.find()
+        for connection in list(self._nodes.connections.values()):
+            if connection.lost is None:
+                self._adopt(connection)
+            else:  # lost meanwhile: the supervisor connects again
+                self._nodes.forget(connection)
+        if self._settings.persisted_everywhere is not None:
+            gate = PersistenceGate(
+                self._nodes,
+                self.positions,
+                self._settings.persisted_everywhere,
+                self._deliver,
+            )
+            self._deliver = gate.take
+            self._tasks.append(self._guard.task(gate.run))
+
+    def begin(self) -> None:
+        """Starts streaming: makes a reader for each wanted vbucket and starts the supervisor."""
+        now = self._loop.time()
+        self._readers = {
+            vbucket: VBucketReader(
+                vbucket,
+                position,
+                self._discovery.ends.get(vbucket, NO_END),
+                self._topology.new_backoff(),
+                idle_since=now,
+            )
+            for vbucket, position in self.positions.items()
+        }
+        #: When all streams are checked again, at the earliest.
+        self._next_watch = 0.0
+        self._watchdog = StreamWatchdog(
+            self._sessions, self._settings, self.high_seqnos, self._finished
+        )
+        self._map_watch = MapWatch(self._topology, self._sessions, self._settings.map_interval)
+        self._over = False
+        self._supervisor = self._guard.task(self._supervise)
+
+    async def start_again(self, settings: ConsumerSettings) -> None:
+        """Streams other seqno ranges after all vbuckets have ended, over the open connections.
+
+        Only ``start`` and ``end`` of the settings may differ from before. Raises
+        `ConnectionFailed` if no connection is open.
+        """
+        await self._discovery.look_again(settings)
+        self._settings = settings
+        self.begin()
+
+    async def stop(self) -> None:
+        """Cancels all tasks and closes all connections."""
+        self._over = True
+        tasks = [*self._connecting.values(), *self._tasks]
+        if self._supervisor is not None:
+            tasks.append(self._supervisor)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._sessions):
+            connection.close()
+        self._nodes.close()
+
+    @property
+    def topology(self) -> Topology:
+        return self._topology
+
+    @property
+    def negotiates(self) -> bool:
+        """Whether a stream connection also answers other requests, as in all but the old drafts."""
+        connections = self._nodes.connections.values()
+        return any(connection.dialect.negotiates for connection in connections)
+
+    @property
+    def positions(self) -> Mapping[int, Position]:
+        """The start position of each vbucket."""
+        return self._discovery.positions
+
+    def connected(self) -> dict[Address, bool]:
+        """The nodes that own unfinished vbuckets, and whether each is connected."""
+        owners = {self._owner(reader) for reader in self._readers.values() if not reader.done}
+        return {address: address in self._nodes.connections for address in owners if address}
+
+    def carried(self) -> dict[int, bool]:
+        """The unfinished vbuckets, and whether each has an open stream."""
+        return {
+            reader.vbucket: reader.carrier is not None
+            and self._sessions[reader.carrier].is_open(reader.vbucket)
+            for reader in self._readers.values()
+            if not reader.done
+        }
+
+    def received(self) -> dict[int, int]:
+        """The last received seqno of each vbucket."""
+        return {
+            reader.vbucket: reader.position.seqno
+            if reader.carrier is None
+            else self._sessions[reader.carrier].seqno(reader.vbucket)
+            for reader in self._readers.values()
+        }
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The high seqno of each vbucket, asked of the nodes."""
+        return await self._discovery.high_seqnos()
+
+    # ---- failure -------------------------------------------------------------------------
+
+    def _fail(self, error: UpriverError) -> None:
+        if not self._over:
+            self._over = True
+            self._deliver(Delivery(Failed(error)))
+            self._wake.set()
+
+    # ---- opening streams -----------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        while not self._over:
+            self._wake.clear()
+            if self._topology.map_is_old or self._map_watch.left(self._loop.time()) == 0:
+                self._topology.map_is_old = False
+                await self._renew_map()
+            pauses = self._place_all(self._loop.time()), self._map_watch.left(self._loop.time())
+            pause = min((pause for pause in pauses if pause is not None), default=None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    def _place_all(self, now: float) -> float | None:
+        """Opens every stream that can be opened now.
+
+        Returns the seconds until the next call is needed, or None if only an event requires one.
+        """
+        waiting = [reader for reader in self._readers.values() if reader.waits]
+        if not waiting and all(reader.done for reader in self._readers.values()):
+            self._over = True
+            self._deliver(Delivery(Finished()))
+            return 0
+        pauses = self._watch(now)
+        touched = set()
+        for reader in waiting:
+            if now - reader.idle_since > self._settings.give_up_after:
+                raise reader.trouble or self._topology.no_owner_error(reader.vbucket)
+            if reader.not_before > now:
+                pauses.append(reader.not_before - now)
+                continue
+            if reader.unconfirmed:
+                self._topology.map_is_old = True
+                reader.put_off(now)
+                pauses.append(reader.not_before - now)
+                continue
+            address = self._owner(reader)
+            if address is None:
+                reader.put_off(now)
+                self._topology.map_is_old = True
+                pauses.append(self._settings.retry_first)
+            elif (connection := self._nodes.connections.get(address)) is not None:
+                self._place(reader, connection)
+                touched.add(connection)
+                pauses.append(self._settings.answer_timeout)
+            elif address not in self._connecting:
+                self._connecting[address] = self._guard.task(self._connect, address)
+        for connection in touched:
+            connection.flush()
+        return min(pauses, default=None)
+
+    def _owner(self, reader: VBucketReader) -> Address | None:
+        return self._topology.owner(reader.vbucket)
+
+    def _place(self, reader: VBucketReader, connection: AsyncConnection) -> None:
+        one_branch = self._settings.rollback is RollbackPolicy.STOP
+        # Without this flag a node streams its copy even after it stopped being the owner, and
+        # some nodes fail while doing so.
+        active = StreamFlag.ACTIVE_ONLY
+        options = StreamOptions(
+            end=reader.end,
+            flags=active if connection.dialect.negotiates else StreamFlag.NONE,
+            filter=self._discovery.filter,
+            same_branch=one_branch,
+            # with STOP, the answer to the stream request says whether the branch is still served
+            asks_log=not one_branch or reader.sent_back,
+        )
+        self._sessions[connection].open(reader.vbucket, reader.position, options)
+        reader.carrier, reader.asked_at = connection, self._loop.time()
+
+    def _watch(self, now: float) -> list[float]:
+        """Checks for stalled streams and unanswered requests; returns when to check again.
+
+        Each check looks at every stream, and the supervisor is woken by every stream that ends.
+        """
+        if now < self._next_watch:
+            return [self._next_watch - now]
+        self._next_watch = now + _WATCH_SECONDS
+        readers = self._readers.values()
+        silent, pauses = self._map_watch.silent_strays(readers, now)
+        for reader in silent:
+            self._move(reader, now)
+        pauses += self._watchdog.leave_unresponsive(readers, now)
+        stalled, more = self._watchdog.stalled(readers, now)
+        if stalled:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks.append(self._guard.task(self._ask_about, stalled))
+        return pauses + more
+
+    def _move(self, reader: VBucketReader, now: float) -> None:
+        """Closes a silent stream at a former owner; the supervisor opens it at the new owner."""
+        node = reader.carrier
+        assert node is not None
+        session = self._sessions[node]
+        reader.position = session.position(reader.vbucket)
+        session.close(reader.vbucket)
+        node.flush()
+        reader.leave(now, StreamEnded(vbucket=reader.vbucket, reason="moved to another node"))
+        self.counts["moved to another node"] += 1
+        _log.info("vbucket %d moved from %s to another node", reader.vbucket, node.address)
+        self._wake.set()
+
+    async def _ask_about(self, stalled: list[VBucketReader]) -> None:
+        try:
+            await self._watchdog.ask_about(stalled)
+        except NODE_TROUBLE as error:
+            _log.warning("%s", error)
+
+    async def _connect(self, address: Address) -> None:
+        """Connects to a node; the supervisor then opens the streams that wait for it."""
+        try:
+            connection = await self._nodes.connect(address)
+            if connection.lost is not None:
+                self._nodes.forget(connection)
+                raise connection.lost
+        except (AuthenticationFailed, ConfigError) as error:
+            self._fail(error)
+        except NODE_TROUBLE as error:
+            _log.warning("%s", error)
+            pause = self._topology.backoff(address).next_pause()
+            now = self._loop.time()
+            for reader in self._readers.values():
+                if reader.waits and self._owner(reader) == address:
+                    reader.trouble = error
+                    reader.not_before = now + pause
+                    away = now - reader.idle_since
+                    if isinstance(error, BucketNotFound) and away > _BUCKET_COMES_BACK:
+                        self._fail(error)
+            self._topology.map_is_old = True
+        else:
+            self._adopt(connection)
+        finally:
+            self._connecting.pop(address, None)
+            self._wake.set()
+
+    def _adopt(self, connection: AsyncConnection) -> None:
+        refuse = self._settings.rollback in (RollbackPolicy.FAIL, RollbackPolicy.STOP)
+        session = ConsumerSession(
+            connection.dialect,
+            refuse_rollback=refuse,
+            sync_writes=connection.granted.sync_writes,
+            out_of_order=connection.granted.out_of_order,
+            purge_seqnos=connection.granted.purge_seqnos,
+        )
+        self._sessions[connection] = session
+        connection.carry(
+            session,
+            partial(self._guard.callback(self._on_events), connection),
+            partial(self._guard.callback(self._on_lost), connection),
+        )
+
+    async def _renew_map(self) -> None:
+        """Asks the nodes for the cluster map: connected ones first, then all known ones."""
+        try:
+            await self._nodes.run(renew_map(self._topology, self._map_watch.whom_to_ask()))
+        except NODE_TROUBLE as error:
+            _log.warning("no cluster map: %s", error)
+            self._map_watch.failed(self._loop.time())
+            return
+        self._map_watch.confirmed(self._loop.time())
+        await self._confirm_states()
+
+    async def _confirm_states(self) -> None:
+        """Asks owners whether they are active for the vbuckets whose state changed."""
+        doubtful = [r.vbucket for r in self._readers.values() if r.waits and r.unconfirmed]
+        for address, vbuckets in self._topology.by_owner(doubtful).items():
+            try:
+                active = await self._discovery.active_at(address, vbuckets)
+            except NODE_TROUBLE as error:
+                _log.warning("%s", error)
+                if not is_final(error):
+                    continue
+                active = set(vbuckets)  # the node refuses the question: rely on the map
+            for vbucket in vbuckets:
+                reader = self._readers[vbucket]
+                reader.unconfirmed = vbucket not in active
+                if reader.unconfirmed:
+                    reader.trouble = self._topology.no_owner_error(vbucket)
+
+    # ---- events of connections -----------------------------------------------------------
+
+    def _on_lost(self, connection: AsyncConnection) -> None:
+        session = self._sessions.pop(connection)
+        self._nodes.forget(connection)
+        error = connection.lost
+        assert error is not None
+        self.counts["connections lost"] += 1
+        if isinstance(error, InternalError):
+            self._fail(error)
+        if isinstance(error, RemoteProtocolError):
+            self._broken_in_a_row += 1
+            rule = error.rule if isinstance(error, StreamRuleBroken) else "decoding"
+            self.counts[f"broken rule: {rule}"] += 1
+            if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
+                self._fail(error)
+        now = self._loop.time()
+        pause = self._topology.backoff(connection.address).next_pause()
+        for vbucket in session.vbuckets:
+            reader = self._readers[vbucket]
+            reader.position = session.position(vbucket)
+            reader.leave(now, error)
+            reader.not_before = now + pause
+        if not self._over:
+            _log.warning("%s; trying again in %.2f s", error, pause)
+        self._topology.map_is_old = True
+        self._wake.set()
+
+    def _on_events(self, connection: AsyncConnection, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Rows):
+                self._broken_in_a_row = 0
+                connection.held += event.counted
+                self._deliver(Delivery(event, connection))
+            elif isinstance(event, StreamFinished):
+                self._finished(event)
+            elif isinstance(event, StreamRefused):
+                self._refused(connection, event)
+            elif isinstance(event, RolledBack):
+                self._rolled_back(event)
+            elif isinstance(event, MapPushed):
+                self._topology.map_is_old = True
+                self._wake.set()
+            elif isinstance(event, StateAsked):
+                self._sessions[connection].confirm_state(event.vbucket)
+                connection.flush()
+                self._deliver(Delivery(event))
+            else:
+                self._note(event)
+                self._deliver(Delivery(event))
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, StreamOpened):
+            reader = self._readers[event.vbucket]
+            reader.backoff.reset()
+            reader.flowed = True
+            if reader.carrier is not None:
+                self._topology.backoff(reader.carrier.address).reset()
+        elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
+            topology = self._topology
+            topology.collections = topology.collections.with_event(event.event)
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        if event.refused:
+            reader = self._readers[event.vbucket]
+            reader.carrier = None
+            self._wake.set()
+            keeps_to_one = self._settings.rollback is RollbackPolicy.STOP
+            if keeps_to_one and not len(event.served) and not reader.sent_back:
+                reader.sent_back = True  # request it once more, after asking for the failover log
+                return
+            reader.done = True
+        self.counts[f"rollback: {event.reason.value}"] += 1
+        if self._settings.rollback is RollbackPolicy.FAIL:
+            reason = event.reason.value
+            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
+        else:
+            self._deliver(Delivery(event))
+
+    def _finished(self, event: StreamFinished) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = self._loop.time()
+        ended = event.reason.name.lower().replace("_", " ")
+        reader.leave(now, StreamEnded(vbucket=event.vbucket, reason=ended))
+        self._wake.set()
+        at_its_end = event.reason is StreamEndReason.OK and reader.end != NO_END
+        if at_its_end or event.reason is StreamEndReason.FILTER_EMPTY:
+            reader.done = True
+            self._deliver(Delivery(event))
+        elif event.reason in _REOPENED:
+            self.counts[f"stream ended: {ended}"] += 1
+            changed = event.reason is StreamEndReason.STATE_CHANGED
+            reader.unconfirmed = changed and not self._topology.map_is_assumed
+            reader.put_off(now)
+            self._topology.map_is_old = True
+        else:
+            self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
+
+    def _is_behind(self, event: StreamRefused) -> bool:
+        """Whether a node refused a collection only because its manifest is older than ours."""
+        if event.status not in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
+            return False
+        try:
+            return int(json.loads(event.value)["manifest_uid"], 16) < self._topology.collections.uid
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def _refused(self, connection: AsyncConnection, event: StreamRefused) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = self._loop.time()
+        error = StatusError(
+            event.status,
+            request=f"the stream of vbucket {event.vbucket}",
+            context=denied(event.status),
+        )
+        reader.leave(now, error)
+        later = event.status.retriable or event.status is Status.EXISTS
+        if not later and not self._is_behind(event):
+            self._fail(error)
+            return
+        reader.put_off(now)
+        self._wake.set()
+        if event.status is Status.NOT_MY_VBUCKET:
+            self._topology.map_is_old = True
+            if event.value:
+                try:
+                    self._topology.learn_map(event.value, connection.address)
+                except RemoteProtocolError as problem:
+                    _log.warning("%s", problem)

@@ -1,0 +1,263 @@
+"""Consumer inbox: tracks positions, fires rollback callbacks, batches window acknowledgements.
+
+The engine puts deliveries into a queue. The blocking and the asyncio client wait on that queue in
+different ways and pass each delivery to the inbox, which does the rest for both.
+
+A session has received more than the application has read, because deliveries wait in the queue. So
+the inbox tracks the application's positions itself: a position lies after everything that was
+handed out. For an event that is read row by row, it lies after the rows read so far.
+
+The inbox calls the rollback callback before it hands out anything of the new branch. It counts the
+bytes that the application has finished with, per connection, so that the client can return them to
+that connection's flow-control window.
+
+Only one thread may call `Inbox.take`. Any thread may ask for positions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...errors import UpriverError
+from ...session.consumer_events import (
+    Event,
+    RollbackReason,
+    RolledBack,
+    Rows,
+    Step,
+    StreamOpened,
+    SystemHappened,
+)
+from ...session.stream_position import Position, PositionTracker
+from ..changes import Change, changes_of
+from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..transport.async_connection import AsyncConnection
+from .row_shaping import inflated, without_bodies, without_internal
+
+__all__ = ["Closed", "Delivery", "Failed", "Finished", "Inbox", "Rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine stopped because of an error that retries cannot repair."""
+
+    error: UpriverError
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every vbucket was read up to its end seqno."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The application closed the client, possibly from another thread than the waiting one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event from the engine to the application.
+
+    The bytes of its rows count as held on ``carrier``, the connection that received them, until
+    they are returned to that connection's flow-control window.
+    """
+
+    event: Event | Failed | Finished | Closed
+    carrier: AsyncConnection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """A rollback: changes after ``to_seqno`` are no longer part of the vbucket's history."""
+
+    vbucket: int
+    from_seqno: int
+    to_seqno: int
+    reason: RollbackReason
+
+
+class Inbox:
+    """Turns deliveries into events for the application and tracks its positions.
+
+    ``positions`` are the start positions of the vbuckets that are read.
+    """
+
+    def __init__(
+        self,
+        positions: Mapping[int, Position],
+        settings: ConsumerSettings | None = None,
+        on_rollback: Callable[[Rollback], None] | None = None,
+        internal_collections: Callable[[], frozenset[int]] = frozenset,
+    ) -> None:
+        self._settings = settings or ConsumerSettings()
+        self._internal_collections = internal_collections
+        self._on_rollback = on_rollback
+        self._failure: UpriverError | None = None
+        #: Number of rows handed to the application.
+        self.rows = 0
+        #: Bytes per connection that the application has finished with, not yet returned to the
+        #: connection's flow-control window.
+        self._owed: dict[AsyncConnection, int] = {}
+        #: The current rows: as delivered, as shown to the application (filtered and decompressed),
+        #: and an iterator over those not yet handed out one by one.
+        self._current: Delivery | None = None
+        self._shown: Rows | None = None
+        self._left: Iterator[Change] = iter(())
+        #: Number of current rows that the application has read.
+        self.read = 0
+        #: Guards the attributes below: the position trackers, the steps of the current rows that
+        #: are not yet in them, and the number of current rows that are.
+        self._lock = threading.Lock()
+        self._trackers = {vb: PositionTracker(position) for vb, position in positions.items()}
+        self._steps: list[Step] = []
+        self._entered = 0
+
+    # ---- deliveries ----------------------------------------------------------------------
+
+    def take(self, delivery: Delivery, *, whole: bool = True) -> Event | Finished | Closed | None:
+        """Processes a delivery; returns the event for the application, or None if it is hidden.
+
+        Raises the error of a `Failed` delivery. With ``whole``, all rows count as read when they
+        are returned; otherwise `changes` hands them out one by one.
+        """
+        self.done()
+        event = delivery.event
+        if isinstance(event, Failed):
+            self._failure = event.error
+            raise event.error
+        if isinstance(event, Rows):
+            return self._take_rows(delivery, event, whole=whole)
+        if isinstance(event, StreamOpened | RolledBack | SystemHappened):
+            self._note(event)
+        if isinstance(event, RolledBack):
+            return self._tell(event)
+        return event
+
+    def _take_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
+        if not self._settings.internal_documents:
+            rows = without_internal(rows, self._internal_collections())
+            delivery = replace(delivery, event=rows)
+        count = rows.batch.num_rows
+        with self._lock:
+            self._current, self._steps = delivery, list(reversed(rows.steps))
+            self.read, self._entered = (count if whole else 0), 0
+        if not count:
+            self.done()
+            return None
+        self.rows += count
+        self._shown = self._unpacked(rows)
+        self._left = iter(()) if whole else changes_of(self._shown.batch)
+        return self._shown
+
+    def _tell(self, event: RolledBack) -> RolledBack | None:
+        if self._settings.rollback is RollbackPolicy.IGNORE:
+            return None
+        if self._on_rollback is not None and not event.refused:
+            rollback = Rollback(event.vbucket, event.from_seqno, event.to.seqno, event.reason)
+            self._on_rollback(rollback)
+        return event
+
+    def changes(self) -> Iterator[Change]:
+        """Yields the current rows one by one; each row counts as read once it is yielded.
+
+        If the caller leaves its loop early, the next call continues with the next row.
+        """
+        for change in self._left:
+            self.read += 1
+            yield change
+
+    def rest(self) -> Rows | None:
+        """Returns the current rows that `changes` has not yielded yet, and marks them as read."""
+        shown, read = self._shown, self.read
+        if shown is None or read == shown.batch.num_rows:
+            return None
+        self._left = iter(())
+        self.read = shown.batch.num_rows
+        steps = tuple(s._replace(stop=s.stop - read) for s in shown.steps if s.stop > read)
+        return Rows(shown.batch.slice(read), steps)
+
+    def check(self) -> None:
+        """Raises the error of an earlier `Failed` delivery again: no delivery follows it."""
+        if self._failure is not None:
+            raise self._failure
+
+    def done(self) -> None:
+        """Marks the current rows as finished: advances positions and counts their bytes as owed."""
+        with self._lock:
+            delivery, self._current, self._shown = self._current, None, None
+            if delivery is None:
+                return
+            self._enter_steps(reversed(self._steps))
+            self._steps = []
+        if delivery.carrier is not None and isinstance(delivery.event, Rows):
+            owed = self._owed.get(delivery.carrier, 0)
+            self._owed[delivery.carrier] = owed + delivery.event.counted
+
+    def owed(self, *, at_least: int = 0) -> list[tuple[AsyncConnection, int]]:
+        """Returns and clears the bytes to acknowledge, for connections with ``at_least`` bytes."""
+        due = [(carrier, size) for carrier, size in self._owed.items() if size >= at_least]
+        for carrier, _ in due:
+            del self._owed[carrier]
+        return due
+
+    # ---- positions -----------------------------------------------------------------------
+
+    def positions(self) -> dict[int, Position]:
+        """The application's position in each vbucket."""
+        with self._lock:
+            self._enter()
+            return {vb: tracker.position() for vb, tracker in self._trackers.items()}
+
+    def seqnos(self) -> dict[int, int]:
+        """The application's seqno in each vbucket; cheaper than `positions`."""
+        with self._lock:
+            self._enter()
+            return {vb: tracker.seqno for vb, tracker in self._trackers.items()}
+
+    def _note(self, event: StreamOpened | RolledBack | SystemHappened) -> None:
+        with self._lock:
+            tracker = self._trackers[event.vbucket]
+            if isinstance(event, StreamOpened):
+                tracker.follow(event.log)
+            elif isinstance(event, RolledBack):
+                if not event.refused:
+                    self._trackers[event.vbucket] = PositionTracker(event.to)
+            else:
+                uid = getattr(event.event, "manifest_uid", 0)
+                tracker.manifest_uid = max(tracker.manifest_uid, uid)
+
+    def _enter(self) -> None:
+        """Advances the position trackers past the current rows that were read."""
+        if self._current is None or not isinstance(self._current.event, Rows):
+            return
+        while self._steps and self._steps[-1].stop <= self.read:
+            step = self._steps.pop()
+            self._enter_steps([step])
+            self._entered = step.stop
+        if self._entered < self.read:  # in the middle of the rows of a step
+            seqno = self._current.event.batch.column("seqno")[self.read - 1].as_py()
+            self._enter_steps([self._steps[-1]._replace(seqno=seqno, closes=False)])
+            self._entered = self.read
+
+    def _enter_steps(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            tracker = self._trackers[step.vbucket]
+            if step.holds:
+                continue
+            if step.purge_seqno:
+                tracker.purge_seqno = step.purge_seqno
+            if step.closes:
+                tracker.snapshot_ended()
+                continue
+            if tracker.snapshot != step.snapshot:
+                tracker.snapshot_began(step.snapshot)
+            tracker.advanced(step.seqno)
+
+    def _unpacked(self, rows: Rows) -> Rows:
+        """Removes or decompresses the values of the rows, as the settings say."""
+        settings = self._settings
+        if not settings.values:
+            return without_bodies(rows, xattrs=settings.xattrs)
+        return inflated(rows) if settings.compression and settings.decompress else rows

@@ -1,0 +1,183 @@
+"""Persistence gate: holds changes back until every copy of their vbucket has them on disk.
+
+A change that only the active node has is lost when that node fails, and a consumer that has seen it
+must roll back. With the gate, the consumer asks all copies at intervals for their persisted seqno,
+and hands out only changes that all copies have persisted. The application does not see a rollback
+of changes that were still held.
+
+Held rows stay counted in the flow-control window. So a replica that lags slows streaming down, and
+memory stays bounded. The gate opens no connections itself; it asks through `AsyncNodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ...errors import UpriverError
+from ...session.consumer_events import RolledBack, Rows, StreamOpened
+from ...session.stream_position import Position
+from ..topology.questions import persisted_seqno
+from ..topology.topology import Visit, is_final
+from ..transport.async_pool import AsyncNodes
+from ..transport.connection_string import Address
+from .inbox import Delivery, Finished
+
+__all__ = ["PersistenceGate"]
+
+_log = logging.getLogger(__name__)
+
+
+class PersistenceGate:
+    """Queues deliveries per vbucket and releases those whose rows are persisted everywhere."""
+
+    def __init__(
+        self,
+        nodes: AsyncNodes,
+        positions: Mapping[int, Position],
+        interval: float,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        self._nodes = nodes
+        self._interval = interval
+        self._deliver = deliver
+        self._held: dict[int, deque[Delivery]] = {}
+        self._vbuuids = {vb: p.offset.vbuuid for vb, p in positions.items()}
+        #: The last seqno released, per vbucket.
+        self._passed = {vb: p.seqno for vb, p in positions.items()}
+        self._safe: dict[int, int] = {}
+        #: The `Finished` delivery, kept back until no rows are held.
+        self._end: Delivery | None = None
+
+    def take(self, delivery: Delivery) -> None:
+        """Accepts a delivery from the engine, in place of the inbox."""
+        event = delivery.event
+        if isinstance(event, Rows):
+            for vbucket, piece in _by_vbucket(event):
+                held = self._held.setdefault(vbucket, deque())
+                held.append(replace(delivery, event=piece))
+                self._release(vbucket)
+        elif isinstance(event, RolledBack):
+            self._roll_back(delivery, event)
+        elif isinstance(event, Finished):
+            self._end = delivery
+            self._finish()
+        else:
+            if isinstance(event, StreamOpened) and len(event.log):
+                self._vbuuids[event.vbucket] = event.log.newest.vbuuid
+            self._pass_on(delivery)
+
+    def _pass_on(self, delivery: Delivery) -> None:
+        vbucket = getattr(delivery.event, "vbucket", None)
+        held = self._held.get(vbucket) if vbucket is not None else None
+        if held:
+            held.append(delivery)
+        else:
+            self._deliver(delivery)
+
+    def _roll_back(self, delivery: Delivery, event: RolledBack) -> None:
+        """Discards the held rows; delivers the rollback only if it undoes released rows."""
+        for held in self._held.pop(event.vbucket, ()):
+            if held.carrier is not None and isinstance(held.event, Rows):
+                held.carrier.give_back(held.event.counted)
+        self._safe.pop(event.vbucket, None)
+        if event.to.seqno < self._passed[event.vbucket]:
+            self._passed[event.vbucket] = event.to.seqno
+            self._deliver(delivery)
+
+    # ---- asking the nodes ----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Asks for persisted seqnos at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            waiting = [vbucket for vbucket, held in self._held.items() if held]
+            if waiting:
+                await self._ask(waiting)
+
+    async def _ask(self, vbuckets: Iterable[int]) -> None:
+        by_node: dict[Address, list[int]] = {}
+        copies = {vb: self._nodes.topology.map.copies(vb) for vb in vbuckets}
+        for vbucket, nodes in copies.items():
+            for node in nodes:
+                by_node.setdefault(node.address, []).append(vbucket)
+        outcomes = await asyncio.gather(
+            *(
+                self._nodes.visit(
+                    Visit(address, tuple(persisted_seqno(vb, self._vbuuids[vb]) for vb in its))
+                )
+                for address, its in by_node.items()
+            )
+        )
+        persisted_seqnos: dict[int, list[int]] = {}
+        for its, outcome in zip(by_node.values(), outcomes, strict=True):
+            if isinstance(outcome, UpriverError):
+                if is_final(outcome):
+                    raise outcome
+                _log.warning("cannot ask what is persisted: %s", outcome)
+                continue
+            for vbucket, persisted in zip(its, outcome, strict=True):
+                persisted_seqnos.setdefault(vbucket, []).append(persisted)
+        for vbucket, nodes in copies.items():
+            everywhere = persisted_seqnos.get(vbucket, [])
+            if nodes and len(everywhere) == len(nodes) and vbucket in self._held:
+                self._safe[vbucket] = min(everywhere)
+                self._release(vbucket)
+        self._finish()
+
+    # ---- releasing -----------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        if self._end is not None and not any(self._held.values()):
+            self._deliver(self._end)
+            self._end = None
+
+    def _release(self, vbucket: int) -> None:
+        held, safe = self._held[vbucket], self._safe.get(vbucket, 0)
+        while held:
+            event = held[0].event
+            if isinstance(event, Rows):
+                last = event.steps[-1].seqno
+                if last > safe:
+                    self._release_part(held, event, safe)
+                    return
+                self._passed[vbucket] = last
+            self._deliver(held.popleft())
+
+    def _release_part(self, held: deque[Delivery], event: Rows, safe: int) -> None:
+        """Releases the leading rows up to seqno ``safe``, and keeps the others held."""
+        delivery = held[0]
+        seqnos = event.batch.column("seqno").to_numpy()
+        rows = int(np.searchsorted(seqnos, safe, "right"))
+        if not rows:
+            return
+        step = event.steps[-1]
+        counted = event.counted * rows // len(seqnos)
+        reached = step._replace(stop=rows, seqno=int(seqnos[rows - 1]), closes=False)
+        first = Rows(event.batch.slice(0, rows), (reached,), counted)
+        rest = Rows(
+            event.batch.slice(rows),
+            (step._replace(stop=step.stop - rows),),
+            event.counted - counted,
+        )
+        held[0] = replace(delivery, event=rest)
+        self._passed[step.vbucket] = reached.seqno
+        self._deliver(replace(delivery, event=first))
+
+
+def _by_vbucket(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    """Splits the rows into pieces of one step each, with the counted bytes in proportion."""
+    start, left = 0, rows.counted
+    for number, step in enumerate(rows.steps):
+        size = step.stop - start
+        last = number == len(rows.steps) - 1
+        counted = left if last else rows.counted * size // max(1, rows.batch.num_rows)
+        left -= counted
+        piece = Rows(rows.batch.slice(start, size), (step._replace(stop=size),), counted)
+        start = step.stop
+        yield step.vbucket, piece

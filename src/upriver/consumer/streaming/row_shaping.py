@@ -1,0 +1,97 @@
+"""Row filters: remove document bodies, decompress values, remove internal documents.
+
+Some server releases send values that the client did not request, and no server leaves out the
+documents that transactions and the database itself write. So the client filters rows here, the same
+way for every client. Steps still cover every seqno, and the counted bytes stay those of the
+received rows, because the flow-control window counts what was received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...model import Datatype
+from ...session.consumer_events import Rows
+from ...wire.values import inflate, join_xattrs, unwrap
+from ..changes import Change, changes_of
+
+__all__ = ["inflated", "without_bodies", "without_internal"]
+
+#: Key prefix of the documents in which transactions keep their state.
+_TRANSACTIONS: Final = "_txn:"
+
+
+def without_bodies(rows: Rows, *, xattrs: bool) -> Rows:
+    """Removes the values, except extended attributes if ``xattrs``.
+
+    Needed because release 4.1.2 sends values even on connections that asked for none.
+    """
+    values = rows.batch.column("value")
+    assert isinstance(values, pa.BinaryArray)
+    if not pc.sum(pc.binary_length(values)).as_py():
+        return rows
+    return _changed(rows, _xattrs_only if xattrs else _nothing)
+
+
+def inflated(rows: Rows) -> Rows:
+    """Decompresses Snappy values."""
+    datatypes = rows.batch.column("datatype").to_numpy()
+    return _changed(rows, _inflated) if (datatypes & Datatype.SNAPPY).any() else rows
+
+
+def without_internal(rows: Rows, collections: frozenset[int]) -> Rows:
+    """Removes the documents of transactions, and all documents of ``collections``."""
+    batch = rows.batch
+    keys = batch.column("key")
+    assert isinstance(keys, pa.BinaryArray)
+    internal = pc.starts_with(keys, _TRANSACTIONS).to_numpy(zero_copy_only=False)
+    if collections:
+        internal = internal | np.isin(batch.column("collection").to_numpy(), list(collections))
+    if not internal.any():
+        return rows
+    kept = ~internal
+    before = np.concatenate(([0], np.cumsum(kept)))
+    steps = tuple(step._replace(stop=int(before[step.stop])) for step in rows.steps)
+    return Rows(batch.filter(pa.array(kept)), steps, rows.counted)
+
+
+def _changed(rows: Rows, change: Callable[[Change], tuple[bytes, int]]) -> Rows:
+    """Replaces the value and the datatype of every row by the result of ``change``."""
+    batch = rows.batch
+    changed = [change(row) for row in changes_of(batch)]
+    columns: dict[str, pa.Array[Any]] = {n: batch.column(n) for n in batch.schema.names}
+    columns["value"] = pa.array([value for value, _ in changed], pa.binary())
+    columns["datatype"] = pa.array([datatype for _, datatype in changed], pa.uint8())
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
+    return Rows(batch, rows.steps, rows.counted)
+
+
+def _nothing(change: Change) -> tuple[bytes, int]:
+    return b"", int(Datatype.RAW)
+
+
+def _xattrs_only(change: Change) -> tuple[bytes, int]:
+    """The extended attributes of a document; empty if the value cannot be decoded."""
+    datatype = Datatype(change.datatype)
+    if datatype & Datatype.XATTR:
+        try:
+            xattrs, _ = unwrap(change.value, datatype)
+            return join_xattrs(xattrs, b""), int(Datatype.XATTR)
+        except ValueError:
+            pass
+    return b"", int(Datatype.RAW)
+
+
+def _inflated(change: Change) -> tuple[bytes, int]:
+    """The decompressed value and its datatype; unchanged if the value is not valid Snappy."""
+    if change.datatype & Datatype.SNAPPY:
+        try:
+            return inflate(change.value), change.datatype & ~Datatype.SNAPPY
+        except ValueError:
+            pass
+    return change.value, change.datatype

@@ -1,0 +1,179 @@
+"""`Subscription`: the common base of the blocking and the asyncio client.
+
+It holds the options, the engine, the inbox and the checkpoint store. The two clients differ only in
+how they wait for deliveries. This module starts the engine on the running event loop. It does not
+know which thread runs that loop, nor how deliveries get from there to the application.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+from ...session.stream_position import Position
+from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
+from ..reader_settings import ConsumerOptions, ConsumerSettings, settings_for
+from ..topology.collection_names import SYSTEM_SCOPE, Collections
+from ..transport.access import Access
+from ..transport.connection_string import Address, Source
+from .engine import Engine
+from .inbox import Delivery, Inbox, Rollback
+
+__all__ = ["ReadingStatus", "Subscription"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingStatus:
+    """State of a subscription at one moment; tells an idle bucket from a broken connection."""
+
+    #: The nodes that own unfinished vbuckets, and whether each is connected.
+    nodes: Mapping[Address, bool]
+    #: The unfinished vbuckets, and whether each has an open stream.
+    vbuckets: Mapping[int, bool]
+    #: By vbucket: the last seqno received, and the last seqno handed to the application.
+    received: Mapping[int, int]
+    seqnos: Mapping[int, int]
+    #: Number of changes handed to the application.
+    rows: int
+    #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
+    counts: Mapping[str, int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all nodes are connected and all streams open.
+
+        If no change arrives while this is true, the bucket has no new change.
+        """
+        return all(self.nodes.values()) and all(self.vbuckets.values())
+
+
+class Subscription(ABC):
+    """Streams the changes of a bucket once, from the given options to the end or to `close`."""
+
+    #: The kind of block to use the client in, for error messages.
+    _block = "a with"
+
+    def __init__(
+        self,
+        source: str | Source,
+        *,
+        access: Access | None = None,
+        checkpoint: CheckpointStore | None = None,
+        on_rollback: Callable[[Rollback], None] | None = None,
+        settings: ConsumerSettings | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        self._running: tuple[Engine, Inbox] | None = None
+        self._begun = False
+        self._finished = False
+        self._closed = False
+        self._source = Source.parse(source) if isinstance(source, str) else source
+        self._access = access or Access()
+        self._settings = settings_for(settings, options, checkpoint)
+        self._store = checkpoint
+        self._on_rollback = on_rollback
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Creates the delivery queue and the locks of this kind of client."""
+
+    def __del__(self) -> None:
+        if getattr(self, "_begun", False) and not self._closed:
+            name = type(self).__name__
+            warnings.warn(
+                f"{name} of {self._source} was not closed: use it in {self._block} block, "
+                "or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    def _start_once(self) -> None:
+        if self._begun or self._closed:
+            raise RuntimeError("a consumer is started once: make another one")
+        self._begun = True
+
+    async def _begin(self, deliver: Callable[[Delivery], None]) -> None:
+        """Discovers the bucket and starts streaming."""
+        engine = Engine(self._source, self._access, self._settings, deliver)
+        await engine.start()
+        self._running = engine, self._new_inbox(engine)
+
+    def _new_inbox(self, engine: Engine) -> Inbox:
+        topology = engine.topology
+        return Inbox(
+            engine.positions,
+            self._settings,
+            self._on_rollback,
+            lambda: topology.collections.of_scope(SYSTEM_SCOPE),
+        )
+
+    async def _begin_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
+        """Streams other seqno ranges over the open connections."""
+        if not self._finished or self._settings.persisted_everywhere is not None:
+            raise RuntimeError("only what was read to its end can begin again")
+        self._settings = replace(self._settings, start=start, end=end)
+        engine = self._engine
+        await engine.start_again(self._settings)
+        self._running = engine, self._new_inbox(engine)
+        self._finished = False
+
+    def _in_use(self) -> tuple[Engine, Inbox]:
+        if self._running is None:
+            raise RuntimeError(f"the consumer is not running: use it in {self._block} block")
+        return self._running
+
+    @property
+    def _engine(self) -> Engine:
+        return self._in_use()[0]
+
+    @property
+    def _inbox(self) -> Inbox:
+        return self._in_use()[1]
+
+    # ---- position and status -------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether every change up to the requested end was handed out."""
+        return self._finished
+
+    def position(self) -> Checkpoint:
+        """The application's position: after everything that was handed to it.
+
+        Vbuckets that are not read keep the position of the checkpoint that reading started from.
+        """
+        engine, inbox = self._in_use()
+        start, cluster = self._settings.start, engine.topology.map
+        before = start.positions if isinstance(start, Checkpoint) else {}
+        return Checkpoint(
+            bucket=self._source.bucket,
+            bucket_uuid=cluster.bucket_uuid,
+            vbuckets=len(cluster.vbuckets),
+            positions={**before, **inbox.positions()},
+        )
+
+    def _save(self, position: Checkpoint) -> None:
+        if self._store is None:
+            raise ValueError("there is no checkpoint store to save to: give one as checkpoint=")
+        self._store.save(position)
+
+    def _status(self) -> ReadingStatus:
+        engine, inbox = self._in_use()
+        return ReadingStatus(
+            nodes=engine.connected(),
+            vbuckets=engine.carried(),
+            received=engine.received(),
+            seqnos=inbox.seqnos(),
+            rows=inbox.rows,
+            counts=dict(engine.counts),
+        )
+
+    @property
+    def collections(self) -> Collections:
+        """The names of the bucket's scopes and collections."""
+        return self._engine.topology.collections

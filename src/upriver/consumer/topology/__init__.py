@@ -1,0 +1,1 @@
+"""Topology: nodes, cluster map, collection names, and requests that find them out."""

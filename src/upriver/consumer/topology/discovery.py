@@ -1,0 +1,231 @@
+"""Discovery: finds nodes, cluster map, collections and seqno ranges before streams are opened.
+
+It sends requests and never opens a stream. It stores the cluster map and the collections in the
+`Topology`, and leaves the connections that it opened in the pool, `AsyncNodes`, for the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from ...errors import (
+    AuthenticationFailed,
+    BucketNotFound,
+    ConfigError,
+    ConnectionFailed,
+    RemoteProtocolError,
+    StatusError,
+    UpriverError,
+)
+from ...model import Snapshot, StreamOffset
+from ...session.conversation import Conversation
+from ...session.stream_position import Position
+from ...wire.names import Feature
+from ..checkpoints.checkpoint import Checkpoint
+from ..reader_settings import ConsumerSettings
+from ..transport.async_connection import AsyncConnection
+from ..transport.async_pool import AsyncNodes
+from ..transport.connection_string import Address
+from .questions import cluster_map, failover_log, high_seqnos, manifest
+from .topology import NODE_TROUBLE, Visit, ask_owners
+
+__all__ = ["Discovery"]
+
+_log = logging.getLogger(__name__)
+
+#: Failover logs requested from one node at once.
+_AT_ONCE: Final = 256
+
+
+class Discovery:
+    """Translates the settings into vbuckets, start positions, end seqnos and collection ids."""
+
+    def __init__(self, nodes: AsyncNodes, settings: ConsumerSettings) -> None:
+        self._nodes = nodes
+        self._topology = nodes.topology
+        self._settings = settings
+        #: The collection filter of stream requests (JSON), and the ids of the wanted collections.
+        self.filter = b""
+        self._chosen: tuple[int, ...] = ()
+        self.positions: Mapping[int, Position] = {}
+        self.ends: Mapping[int, int] = {}
+
+    async def find(self) -> None:
+        """Finds the cluster map, the collections, the start positions and the end seqnos.
+
+        For ``wait_at_start`` seconds it starts over, with back-off, when a node cannot be reached
+        or is lost.
+        """
+        settings, topology = self._settings, self._topology
+        deadline = topology.clock() + settings.wait_at_start
+        backoff = topology.new_backoff()
+        while True:
+            first: AsyncConnection | None = None
+            try:
+                first = await self._nodes.reach_any()
+                await self._look_around(first)
+                return
+            except (AuthenticationFailed, BucketNotFound):
+                self._nodes.close()
+                raise
+            except NODE_TROUBLE as trouble:
+                self._nodes.close()
+                pause = backoff.next_pause()
+                if first is not None and not _passes(trouble):
+                    raise
+                if topology.clock() + pause > deadline:
+                    raise
+            except BaseException:
+                self._nodes.close()
+                raise
+            await asyncio.sleep(pause)
+
+    async def _look_around(self, first: AsyncConnection) -> None:
+        """Asks ``first``, the first node reached, for map and collections; connects to owners."""
+        topology, nodes = self._topology, self._nodes
+        await self._find_map(first)
+        await self._learn_collections(first)
+        owners = set(topology.by_owner(self._wanted()))
+        if first.address not in owners:
+            first.close()
+            nodes.forget(first)
+        # The engine retries nodes that cannot be reached now. Discovery fails only if it has to
+        # ask such a node for seqnos.
+        await asyncio.gather(*map(nodes.connect, owners), return_exceptions=True)
+        await self._decide_range()
+
+    async def look_again(self, settings: ConsumerSettings) -> None:
+        """Finds collections and seqno ranges for a second run over the open connections."""
+        self._settings = settings
+        if not self._nodes.connections:
+            raise ConnectionFailed("is not connected any more", "connect again")
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                await self._learn_collections(next(iter(self._nodes.connections.values())))
+        except TimeoutError:
+            raise ConnectionFailed("gave no sign of life", "connect again") from None
+        await self._decide_range()
+
+    async def _find_map(self, first: AsyncConnection) -> None:
+        try:
+            async with self._nodes.asking(first.address) as connection:
+                text = await connection.run(cluster_map())
+        except (StatusError, ConnectionFailed, RemoteProtocolError) as problem:
+            wanted = self._settings.vbuckets
+            answered = isinstance(problem, StatusError) and not problem.retriable
+            if wanted is None or (first.dialect.negotiates and not answered):
+                raise
+            _log.warning(
+                "%s is taken for the only node, as it tells no map: %s", first.address, problem
+            )
+            self._topology.assume_one_node(first.address, max(wanted) + 1)
+        else:
+            self._topology.learn_map(text, first.address)
+        self._topology.map_is_old = False
+
+    async def _learn_collections(self, connection: AsyncConnection) -> None:
+        settings, topology = self._settings, self._topology
+        if topology.has_feature(connection.address, Feature.COLLECTIONS):
+            topology.collections = await connection.run(manifest())
+        elif settings.collections or settings.scope:
+            raise ConfigError(f"{connection.address} has no collections")
+        self._chosen = topology.collections.chosen(settings.collections, settings.scope)
+        if settings.scope:
+            scope = topology.collections.scope_id(settings.scope)
+            self.filter = json.dumps({"scope": f"{scope:x}"}).encode()
+        elif settings.collections:
+            self.filter = json.dumps({"collections": [f"{id_:x}" for id_ in self._chosen]}).encode()
+
+    # ---- vbuckets and ranges -------------------------------------------------------------
+
+    def _wanted(self) -> list[int]:
+        count = len(self._topology.map.vbuckets)
+        wanted = self._settings.vbuckets
+        end = self._settings.end
+        if wanted is None:
+            wanted = frozenset(range(count) if isinstance(end, str) else end)
+        elif not isinstance(end, str):
+            wanted &= frozenset(end)
+        beyond = sorted(vbucket for vbucket in wanted if not 0 <= vbucket < count)
+        if beyond:
+            raise ConfigError(f"the bucket has the vbuckets 0 to {count - 1}, not {beyond[0]}")
+        if not wanted:
+            raise ConfigError("there is no vbucket to read")
+        return sorted(wanted)
+
+    async def _decide_range(self) -> None:
+        start, end = self._settings.start, self._settings.end
+        wanted = self._wanted()
+        highs = await self._high_seqnos_of(wanted) if "now" in (start, end) else {}
+        if start == "beginning":
+            self.positions = dict.fromkeys(wanted, Position())
+        elif start == "now":
+            self.positions = await self._positions_now(highs)
+        elif isinstance(start, Checkpoint):
+            start.require_same_bucket(
+                bucket=self._topology.source.bucket,
+                bucket_uuid=self._topology.map.bucket_uuid,
+                vbuckets=len(self._topology.map.vbuckets),
+            )
+            self.positions = {vb: start.position(vb) for vb in wanted}
+        elif isinstance(start, Mapping):
+            self.positions = {vb: start.get(vb, Position()) for vb in wanted}
+        else:
+            raise ConfigError(f"{start!r} is no place to start")
+        if end == "now":
+            self.ends = highs
+        elif isinstance(end, Mapping):
+            self.ends = {vb: end[vb] for vb in wanted}
+        elif end != "never":
+            raise ConfigError(f"{end!r} is no place to end")
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The high seqno of each vbucket that has an active copy."""
+        return await self._nodes.run(ask_owners(self._topology, None, self._question))
+
+    async def _high_seqnos_of(self, wanted: list[int]) -> dict[int, int]:
+        """The high seqnos of all wanted vbuckets.
+
+        Every vbucket must be answered for: one without a high seqno would silently not be read.
+        """
+        patience = self._settings.answer_timeout
+        conversation = ask_owners(
+            self._topology, wanted, self._question, patience=patience, whole=True
+        )
+        return await self._nodes.run(conversation)
+
+    def _question(self, vbuckets: list[int]) -> tuple[Conversation[dict[int, int]], ...]:
+        return (high_seqnos(vbuckets, self._chosen),)
+
+    async def active_at(self, address: Address, vbuckets: Collection[int]) -> set[int]:
+        """Those of ``vbuckets`` for which the node says that it is active."""
+        outcome = await self._nodes.visit(Visit(address, self._question(list(vbuckets))))
+        if isinstance(outcome, UpriverError):
+            raise outcome
+        return set(outcome[0])
+
+    async def _positions_now(self, highs: Mapping[int, int]) -> dict[int, Position]:
+        """The positions after the newest change of each vbucket, with the current failover log."""
+        positions = dict.fromkeys(highs, Position())
+        filled = [vbucket for vbucket, high in highs.items() if high]
+        owners = self._topology.by_owner(filled)
+        for address, its in owners.items():
+            connection = await self._nodes.connect(address)
+            for first in range(0, len(its), _AT_ONCE):
+                some = its[first : first + _AT_ONCE]
+                logs = await connection.run_all(failover_log(vb, streaming=True) for vb in some)
+                for vbucket, log in zip(some, logs, strict=True):
+                    high = highs[vbucket]
+                    offset = StreamOffset(log.newest.vbuuid, high, Snapshot(high, high))
+                    positions[vbucket] = Position(offset, log, (high,), origin=high)
+        return positions
+
+
+def _passes(trouble: UpriverError) -> bool:
+    """Whether the error is temporary: a lost connection, or a node that is still warming up."""
+    lost = isinstance(trouble, ConnectionFailed)
+    return lost or (isinstance(trouble, StatusError) and trouble.retriable)

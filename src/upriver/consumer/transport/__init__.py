@@ -1,0 +1,1 @@
+"""Transport: addresses, credentials, and the blocking and asyncio connections to nodes."""

@@ -1,0 +1,52 @@
+"""`Access`: user, password and TLS settings of a client.
+
+It knows no addresses and opens no connections.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import ConfigError
+from ...session.client_handshake import Credentials
+
+__all__ = ["Access"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Credentials of the client, and the certificate authorities that it trusts."""
+
+    #: Empty to connect without authentication.
+    user: str = ""
+    password: str = field(default="", repr=False)
+    #: File of trusted CA certificates (PEM); None for those of the system.
+    authority: Path | None = None
+    #: Accept any certificate. This gives no protection against a man in the middle.
+    insecure: bool = False
+    #: Send the password unencrypted if the connection has no TLS and the server offers only PLAIN.
+    allow_plain: bool = False
+
+    def __post_init__(self) -> None:
+        if self.user and not self.password:
+            raise ConfigError(f"there is no password for {self.user}")
+        if self.password and not self.user:
+            raise ConfigError("there is a password, but no user whose it is")
+        if self.authority is not None and self.insecure:
+            raise ConfigError("an authority is of no use where any certificate is believed")
+
+    def credentials(self) -> Credentials | None:
+        """User and password for SASL; None to connect without authentication."""
+        return Credentials(user=self.user, password=self.password) if self.user else None
+
+    def tls_context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.authority)
+        except (OSError, ssl.SSLError):
+            raise ConfigError(f"{self.authority} holds no certificates") from None
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context

@@ -1,0 +1,324 @@
+"""Blocking connection to a node, and a pool of such connections that runs conversations.
+
+`run` and `run_all` run conversations and block. `send_now` and `receive_now` never block; the
+writer (`edit_pipeline`) uses them to send requests without waiting for responses.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Self, TypeVar
+
+from ... import __version__
+from ...errors import ConnectionFailed, DecodeError
+from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
+from ...session.conversation import Conversation, Exchange, single
+from ...session.open_connection import open_for_questions
+from ...wire.agent_names import AgentName
+from ...wire.dialects import Dcp
+from ...wire.framing import Framer
+from ...wire.messages import Request, Response
+from ...wire.names import Feature
+from ..topology.topology import (
+    NODE_TROUBLE,
+    ClusterConversation,
+    Outcome,
+    Pause,
+    Topology,
+    Visit,
+    with_earlier,
+)
+from ..writing.fast_responses import quick_statistic
+from .access import Access
+from .connect_errors import no_tls, reason_of, unreachable
+from .connection_string import Address, Source
+
+__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "BlockingConnection", "BlockingNodes", "agent_key"]
+
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
+
+#: The name of the client in server logs.
+_AGENT: Final = f"upriver/{__version__} (python/{platform.python_version()})"
+#: The same for all connections of this process, so that server logs show them as one client.
+_CLIENT_ID: Final = secrets.token_hex(8)
+#: Seconds to connect to a node: long enough for TCP to resend one or two lost packets.
+CONNECT_SECONDS: Final = 10.0
+#: Seconds for one response; servers delay the response to a failed authentication on purpose.
+ANSWER_SECONDS: Final = 30.0
+#: Features requested in HELLO; connections of a pool request collections too.
+_FEATURES: Final = (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON)
+
+#: Most bytes read from the socket at once.
+_RECEIVE_BYTES: Final = 256 * 1024
+#: Exceptions of a socket operation that would block. With TLS, a read may have to wait for a write
+#: and the other way round.
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def agent_key() -> str:
+    """The HELLO key of a new connection: client name and version, and a unique connection id."""
+    return AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key
+
+
+class BlockingConnection:
+    """An authenticated connection to one node, with the bucket of ``source`` selected.
+
+    The node need not be one of the hosts that ``source`` names.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        source: Source,
+        access: Access,
+        *,
+        features: Iterable[Feature] = _FEATURES,
+        timeout: float = ANSWER_SECONDS,
+    ) -> None:
+        self.address = address
+        self.dialect = Dcp()
+        self.framer = Framer()
+        self.features: frozenset[Feature | int] = frozenset()
+        self._timeout = timeout
+        self._tls = source.tls
+        self._exchange = Exchange(lambda r: self.dialect.encode(r), first_opaque=FIRST_OPAQUE)
+        #: The last bytes received, which identify a peer that is no Couchbase server; and whether
+        #: any bytes were received.
+        self._chunk = b""
+        self._heard_any = False
+        self.socket = self._connect(access)
+        try:
+            introduction = Introduction(
+                agent=agent_key(),
+                bucket=source.bucket,
+                features=tuple(features),
+                credentials=access.credentials(),
+                secret=source.tls,
+                allow_plain=access.allow_plain,
+            )
+            self.features = self.run(introduce(introduction)).features
+            self.dialect = Dcp(collections=Feature.COLLECTIONS in self.features)
+        except DecodeError:
+            self.close()
+            raise self._named(stranger(self._chunk)) from None
+        except BaseException as problem:
+            self.close()
+            raise self._named(problem) from None
+
+    @classmethod
+    def open(cls, source: Source, access: Access, **options: Any) -> Self:
+        """Connects to the first node of the source that accepts the client.
+
+        If none does, the error of the last node also names the errors of the others.
+        """
+        troubles: list[ConnectionFailed] = []
+        for address in source.addresses:
+            try:
+                return cls(address, source, access, **options)
+            except ConnectionFailed as error:
+                troubles.append(error)
+        if not troubles:
+            raise ValueError("a source without hosts")
+        raise with_earlier(troubles)
+
+    @property
+    def where(self) -> str:
+        return str(self.address)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    # ---- conversations -------------------------------------------------------------------
+
+    def ask(self, request: Request) -> Response:
+        """Sends a request; returns the response, whatever its status."""
+        return self.run(single(request))
+
+    def run(self, talk: Conversation[_T]) -> _T:
+        """Runs a conversation; ignores messages that do not belong to it."""
+        return self.run_all((talk,))[0]
+
+    def run_all(self, talks: Iterable[Conversation[_T]]) -> list[_T]:
+        """Runs conversations at the same time; raises the error of the first that failed."""
+        exchange = self._exchange
+        pendings = [exchange.begin(talk) for talk in talks]
+        deadline = time.monotonic() + self._timeout
+        try:
+            for pending in pendings:
+                while not pending.done:
+                    for other, step in exchange.take_work():
+                        exchange.go_on(other, step.work())
+                    if data := exchange.data_to_send():
+                        self._limit(deadline)
+                        self.socket.sendall(data)
+                    elif not pending.done:
+                        self._receive(deadline)
+            return [pending.result() for pending in pendings]
+        except TimeoutError:
+            waited = f"{exchange.asked or 'a request'} was not answered for {self._timeout:g} s"
+            raise self._silent(waited) from None
+        except OSError as problem:
+            raise self._silent(reason_of(problem)) from None
+        finally:
+            exchange.abandon(pendings)
+
+    def _receive(self, deadline: float) -> None:
+        self._limit(deadline)
+        self._chunk = self.socket.recv(_RECEIVE_BYTES)
+        if not self._chunk:
+            raise ConnectionAbortedError("it closed the connection")
+        self._heard_any = True
+        for packet in self.framer.feed(self._chunk):
+            answer = quick_statistic(packet) or self.dialect.decode(packet)
+            if isinstance(answer, Response):
+                self._exchange.received(answer)
+
+    def _limit(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.socket.settimeout(left)
+
+    # ---- non-blocking I/O ----------------------------------------------------------------
+
+    def send_now(self, data: memoryview) -> int:
+        """Sends as many bytes as the socket accepts without blocking; returns their number."""
+        try:
+            return self.socket.send(data)
+        except _NOT_NOW:
+            return 0
+        except OSError as problem:
+            raise self.lost(reason_of(problem)) from None
+
+    def receive_now(self) -> Iterator[Iterable[bytes]]:
+        """Yields the packets of each chunk that can be received without blocking."""
+        try:
+            while chunk := self.socket.recv(_RECEIVE_BYTES):
+                yield self.framer.feed(chunk)
+        except _NOT_NOW:
+            return
+        except OSError as problem:
+            raise self.lost(reason_of(problem)) from None
+        raise self.lost("it closed the connection")
+
+    # ---- errors --------------------------------------------------------------------------
+
+    def lost(self, reason: str) -> ConnectionFailed:
+        """The error for a lost connection."""
+        hint = "see what its log says, then run again"
+        return ConnectionFailed(f"was lost: {reason}", hint, where=self.where)
+
+    def _silent(self, reason: str) -> ConnectionFailed:
+        """The error for a node that closed the connection or does not answer."""
+        if self._heard_any:
+            return self.lost(reason)
+        return self._named(hung_up(reason, secret=self._tls))
+
+    def _named(self, problem: _E) -> _E:
+        if isinstance(problem, ConnectionFailed):
+            problem.where = self.where
+        return problem
+
+    def _connect(self, access: Access) -> socket.socket:
+        context = access.tls_context() if self._tls else None
+        seconds = min(CONNECT_SECONDS, self._timeout)
+        try:
+            plain = socket.create_connection(
+                (self.address.host, self.address.port), timeout=seconds
+            )
+        except (OSError, UnicodeError) as problem:
+            raise self._named(unreachable(problem, seconds)) from None
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.settimeout(self._timeout)
+            if context is None:
+                return plain
+            return context.wrap_socket(plain, server_hostname=self.address.host)
+        except OSError as problem:
+            plain.close()
+            raise self._named(no_tls(problem, self._timeout)) from None
+        except BaseException:
+            plain.close()
+            raise
+
+
+class BlockingNodes:
+    """Pool of blocking connections to the nodes of a cluster, opened as conversations need them."""
+
+    def __init__(self, topology: Topology, access: Access, *, timeout: float) -> None:
+        self.topology = topology
+        self._access = access
+        self._timeout = timeout
+        #: Idle connections by address and by whether they were opened for DCP.
+        self._idle: dict[tuple[Address, bool], BlockingConnection] = {}
+
+    def close(self) -> None:
+        for connection in self._idle.values():
+            connection.close()
+        self._idle.clear()
+
+    def open(self, address: Address, *, streaming: bool = False) -> BlockingConnection:
+        """Returns a connection that the caller owns; with ``streaming``, opened for DCP."""
+        idle = self._idle.pop((address, streaming), None)
+        if idle is not None:
+            if not select.select([idle.socket], (), (), 0)[0]:
+                return idle
+            idle.close()  # an idle socket becomes readable only if the node closed it
+        connection = BlockingConnection(
+            address,
+            self.topology.source,
+            self._access,
+            features=(*_FEATURES, Feature.COLLECTIONS),
+            timeout=self._timeout,
+        )
+        self.topology.learn_features(address, connection.features)
+        if streaming:
+            try:
+                connection.run(open_for_questions(f"upriver-survey-{secrets.token_hex(4)}"))
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def run(self, conversation: ClusterConversation[_T]) -> _T:
+        """Runs a conversation to its end; visits one node after the other."""
+        try:
+            step = next(conversation)
+            while True:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                    step = conversation.send([])
+                else:
+                    step = conversation.send([self._visit(visit) for visit in step])
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+
+    @property
+    def connected(self) -> list[Address]:
+        return [address for address, _ in self._idle]
+
+    def _visit(self, visit: Visit) -> Outcome:
+        connection: BlockingConnection | None = None
+        try:
+            connection = self.open(visit.address, streaming=visit.streaming)
+            results = connection.run_all(visit.talks)
+        except NODE_TROUBLE as error:
+            if connection is not None:
+                connection.close()  # responses to the failed visit may still arrive on it
+            return error
+        self._idle[visit.address, visit.streaming] = connection
+        return results

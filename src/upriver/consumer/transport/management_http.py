@@ -1,0 +1,145 @@
+"""HTTP management client: creates and drops scopes and collections of a bucket.
+
+Couchbase changes collections only through this interface. The cluster map names the port. Requests
+use Basic authentication and a form body; responses are JSON.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from base64 import b64encode
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
+
+from ...errors import ConfigError, ConnectionFailed, RemoteProtocolError
+from ..topology.questions import cluster_map
+from ..topology.topology import ClusterConversation, Topology, Visit
+from .access import Access
+from .blocking_connection import CONNECT_SECONDS, BlockingNodes
+from .connection_string import Address, Source
+
+__all__ = ["CollectionsManagement"]
+
+#: Most bytes of a response; more than a manifest with the most collections that servers allow.
+_MAX_ANSWER: Final = 16 * 1024 * 1024
+_SHOWN: Final = 500
+
+
+class CollectionsManagement:
+    """Creates and drops scopes and collections of one bucket."""
+
+    def __init__(self, source: Source, access: Access | None = None) -> None:
+        self._source = source
+        self._access = access or Access()
+        self._address = self._find()
+
+    def create_scope(self, scope: str) -> None:
+        self._send("POST", "", {"name": scope}, f"creating the scope {scope!r}")
+
+    def drop_scope(self, scope: str) -> None:
+        self._send("DELETE", f"/{_part(scope)}", {}, f"dropping the scope {scope!r}")
+
+    def create_collection(self, scope: str, name: str, *, max_expiry: int = 0) -> None:
+        form = {"name": name, **({"maxTTL": str(max_expiry)} if max_expiry else {})}
+        what = f"creating the collection {scope}.{name}"
+        self._send("POST", f"/{_part(scope)}/collections", form, what)
+
+    def drop_collection(self, scope: str, name: str) -> None:
+        what = f"dropping the collection {scope}.{name}"
+        self._send("DELETE", f"/{_part(scope)}/collections/{_part(name)}", {}, what)
+
+    # ---- requests ------------------------------------------------------------------------
+
+    def _send(
+        self, method: Literal["POST", "DELETE"], path: str, form: dict[str, str], what: str
+    ) -> None:
+        headers = {"Accept": "application/json"}
+        if self._access.user:
+            pair = f"{self._access.user}:{self._access.password}".encode()
+            headers["Authorization"] = f"Basic {b64encode(pair).decode()}"
+        if form:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        target = f"/pools/default/buckets/{_part(self._source.bucket)}/scopes{path}"
+        connection = self._connection()
+        try:
+            connection.request(method, target, urlencode(form) if form else None, headers)
+            answer = connection.getresponse()
+            body = answer.read(_MAX_ANSWER)
+        except (OSError, http.client.HTTPException) as problem:
+            raise ConnectionFailed(
+                f"did not answer over HTTP: {str(problem) or type(problem).__name__}",
+                "see whether its management port is reachable",
+                where=str(self._address),
+            ) from None
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise ConfigError(f"{what} was refused: {_reason(answer.status, body)}")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        where = self._address
+        if self._source.tls:
+            return http.client.HTTPSConnection(
+                where.host,
+                where.port,
+                timeout=CONNECT_SECONDS,
+                context=self._access.tls_context(),
+            )
+        return http.client.HTTPConnection(where.host, where.port, timeout=CONNECT_SECONDS)
+
+    # ---- address -------------------------------------------------------------------------
+
+    def _find(self) -> Address:
+        """The management address from the cluster map of the first node that sends one."""
+        nodes = BlockingNodes(Topology(self._source), self._access, timeout=CONNECT_SECONDS)
+        try:
+            reached, text = nodes.run(_first_map(self._source))
+        finally:
+            nodes.close()
+        try:
+            listed = json.loads(text).get("nodesExt", [])
+            name = "mgmtSSL" if self._source.tls else "mgmt"
+            found = [node for node in listed if node.get("services", {}).get(name)]
+            found.sort(key=lambda node: node.get("thisNode") is not True)
+            host = str(found[0].get("hostname", "$HOST")) if found else ""
+            port = int(found[0]["services"][name]) if found else 0
+        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+            raise RemoteProtocolError(f"the cluster map cannot be understood: {problem}") from None
+        if not port:
+            raise ConfigError(f"{reached} names no management port ({name}) in its cluster map")
+        return Address(reached.host if host in ("", "$HOST") else host, port)
+
+
+def _first_map(source: Source) -> ClusterConversation[tuple[Address, bytes]]:
+    trouble: Exception | None = None
+    for address in source.hosts:
+        (outcome,) = yield [Visit(address, (cluster_map(),))]
+        if isinstance(outcome, list):
+            return address, outcome[0]
+        trouble = outcome
+    assert trouble is not None
+    raise trouble
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _reason(status: int, body: bytes) -> str:
+    """The reason of a refusal; its body is text, or a JSON object of errors by field."""
+    if status == http.client.UNAUTHORIZED:
+        return "authentication failed (HTTP 401); check user and password"
+    if status == http.client.FORBIDDEN:
+        return "access denied (HTTP 403); the user needs the role Manage Scopes"
+    text = body[:_SHOWN].decode(errors="replace").strip()
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    errors = found.get("errors") if isinstance(found, dict) else found
+    if isinstance(errors, dict):
+        text = "; ".join(f"{name}: {problem}" for name, problem in errors.items())[:_SHOWN]
+    elif isinstance(errors, str):
+        text = errors[:_SHOWN]
+    return f"{text or 'no reason given'} (HTTP {status})"

@@ -1,0 +1,1 @@
+"""Writing: edits of single documents, and the writer that pipelines them."""

@@ -1,0 +1,466 @@
+"""Edits of one document (read, upsert, remove, ...) as sans-I/O generators.
+
+Most edits wrap a generator that yields requests and is sent the response, or None if the server
+sends none. All requests are quiet: a server responds to a write only if it refuses it, and to a
+read only if the document exists. So the pipeline need not wait for each response, and thousands of
+edits are in progress at once.
+
+Every edit can be started again after a lost connection, although the client then does not know
+which of its requests took effect. Edits for which that matters find out by reading the document.
+This module knows no sockets, nodes or clocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ...errors import ConfigError, RemoteProtocolError, Status, StatusError
+from ...model import Datatype
+from ...session.client_handshake import refusal_context
+from ...wire import kv, leb128
+from ...wire.dialects import Dcp
+from ...wire.header import parse_header
+from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
+from ...wire.messages import Response
+
+__all__ = [
+    "Ask",
+    "Conversation",
+    "Edit",
+    "Form",
+    "Outcome",
+    "Overwrite",
+    "Steps",
+    "checked_removal",
+    "checked_upsert",
+    "copied",
+    "copied_removal",
+    "get",
+    "refused",
+    "removal",
+    "shown_key",
+    "store",
+    "upsert",
+]
+
+#: Most bytes of a key in an error message.
+_KEY_SHOWN: Final = 100
+#: Option of DELETE_WITH_META: the document was not deleted but expired.
+_IS_EXPIRATION: Final = 0x10
+_NANOSECONDS: Final = 1_000_000_000
+_U32_MAX: Final = 2**32 - 1
+
+_JSON: Final = int(Datatype.JSON)
+_STORE = struct.Struct(
+    ">"
+    "I"  # flags
+    "I"  # expiry
+)
+_PLAIN: Final = _STORE.pack(0, 0)
+_WITH_META = struct.Struct(
+    ">"
+    "I"  # flags
+    "I"  # expiry, or the time of the deletion
+    "Q"  # revision
+    "Q"  # CAS
+)
+_OPTIONS = struct.Struct(
+    ">I"  # options
+)
+
+
+class Form(Enum):
+    """The kinds of requests that edits send, all of them quiet."""
+
+    GET = auto()
+    META = auto()
+    SET = auto()
+    ADD = auto()
+    DELETE = auto()
+    SET_META = auto()
+    DELETE_META = auto()
+
+    opcode: int
+
+
+def _learn_opcodes() -> None:
+    """Takes the opcodes from packets that the dialect encodes.
+
+    Opcodes are defined in the dialect only. Encoding each request with the dialect would be too
+    slow for millions of edits.
+    """
+    examples: dict[Form, kv.DocumentRequest] = {
+        Form.GET: kv.Get(key=b"k", quiet=True),
+        Form.META: kv.GetMeta(key=b"k", quiet=True),
+        Form.SET: kv.Set(key=b"k", quiet=True),
+        Form.ADD: kv.Add(key=b"k", quiet=True),
+        Form.DELETE: kv.Delete(key=b"k", quiet=True),
+        Form.SET_META: kv.SetWithMeta(key=b"k", rev=1, new_cas=1, quiet=True),
+        Form.DELETE_META: kv.DeleteWithMeta(key=b"k", rev=1, new_cas=1, quiet=True),
+    }
+    for form, example in examples.items():
+        form.opcode = parse_header(Dcp().encode(example)).opcode
+
+
+_learn_opcodes()
+
+
+class Ask(NamedTuple):
+    """The fields of one request, without key and vbucket, which are those of the edit."""
+
+    form: Form
+    extras: bytes = b""
+    value: bytes = b""
+    cas: int = 0
+    datatype: int = 0
+
+
+class Outcome(Enum):
+    """Result of an edit."""
+
+    WRITTEN = auto()
+    #: Nothing was written: the document was in the wanted state, or there is a newer version.
+    UNCHANGED = auto()
+
+
+#: Generator that yields requests and is sent the responses; it returns the result of the edit.
+Steps: TypeAlias = Generator[Ask, Response | None, Any]
+
+
+class Edit(ABC):
+    """One operation on one document. An edit object can be executed once."""
+
+    __slots__ = ("ask", "key", "name", "result", "since", "vbucket")
+
+    #: The next request to send.
+    ask: Ask
+    #: Whether a later edit of the same document may replace this one before it is sent.
+    last_wins = False
+
+    def __init__(self, key: bytes, collection: int) -> None:
+        limit = MAX_COLLECTION_KEY if collection else MAX_KEY
+        if not 1 <= len(key) <= limit:
+            raise ConfigError(
+                f"the key {shown_key(key)} has {len(key)} bytes; a key has 1 to {limit}"
+            )
+        self.key = key
+        #: Collection id and key: unique among all documents of the bucket.
+        self.name = (leb128.encode(collection) if collection else b"\0") + key
+        self.vbucket = 0
+        #: Time of the first failed attempt; None if there was none.
+        self.since: float | None = None
+        self.result: Any = None
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Starts again with the first request."""
+
+    @abstractmethod
+    def hear(self, answer: Response | None) -> bool:
+        """Processes a response, None if there was none; returns whether the edit is done.
+
+        Raises `StatusError` if the server refused the request.
+        """
+
+
+class Conversation(Edit):
+    """An edit that may need several requests, driven by a generator."""
+
+    __slots__ = ("_plan", "_steps", "last_wins")
+
+    def __init__(
+        self, key: bytes, collection: int, plan: Callable[[], Steps], *, last_wins: bool = False
+    ) -> None:
+        super().__init__(key, collection)
+        self.last_wins = last_wins
+        self._plan = plan
+        self.begin()
+
+    def begin(self) -> None:
+        self._steps = self._plan()
+        self.ask = next(self._steps)
+
+    def hear(self, answer: Response | None) -> bool:
+        try:
+            self.ask = self._steps.send(answer)
+        except StopIteration as done:
+            self.result = done.value
+            return True
+        return False
+
+
+class Overwrite(Edit):
+    """Writes a document without reading it first: one request, for bulk loads."""
+
+    __slots__ = ()
+
+    last_wins = True
+
+    def __init__(
+        self, key: bytes, value: bytes, *, collection: int = 0, json: bool = False
+    ) -> None:
+        super().__init__(key, collection)
+        self.ask = store(Form.SET, value, json=json)
+
+    def begin(self) -> None:
+        pass  # the only request is always the next one
+
+    def hear(self, answer: Response | None) -> bool:
+        self.result = _written(answer, self.key)
+        return True
+
+
+def shown_key(key: bytes) -> str:
+    """A key for an error message."""
+    text = key[:_KEY_SHOWN].decode(errors="backslashreplace")
+    return repr(text) + ("..." if len(key) > _KEY_SHOWN else "")
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+
+def upsert(
+    key: bytes,
+    value: bytes,
+    *,
+    collection: int = 0,
+    flags: int = 0,
+    expiry: int = 0,
+    json: bool = False,
+) -> Edit:
+    """Writes a document, unless the stored one is identical."""
+    document = _document(key, value, flags, expiry, json)
+    return Conversation(key, collection, partial(_upsert, document), last_wins=True)
+
+
+def _upsert(document: _Document) -> Steps:
+    if (yield from document.is_there()).same:
+        return Outcome.UNCHANGED
+    return _written((yield store(Form.SET, *document[1:])), document.key)
+
+
+def removal(key: bytes, *, collection: int = 0) -> Edit:
+    """Deletes a document; it may be missing already."""
+    return Conversation(key, collection, partial(_removal, key), last_wins=True)
+
+
+def _removal(key: bytes) -> Steps:
+    answer = yield Ask(Form.DELETE)
+    if answer is not None and answer.status is Status.NOT_FOUND:
+        return Outcome.UNCHANGED
+    return _written(answer, key)
+
+
+def checked_upsert(
+    key: bytes,
+    value: bytes,
+    *,
+    cas: int,
+    collection: int = 0,
+    flags: int = 0,
+    expiry: int = 0,
+    json: bool = False,
+) -> Edit:
+    """Writes a document only if it still has this CAS, or with CAS 0 only if it does not exist.
+
+    If the CAS differs but the stored document is identical, the edit counts as done: this client
+    wrote it, before a lost connection or in an earlier attempt of a Spark task.
+    """
+    document = _document(key, value, flags, expiry, json)
+    return Conversation(key, collection, partial(_checked_upsert, document, cas))
+
+
+def _checked_upsert(document: _Document, cas: int) -> Steps:
+    form = Form.SET if cas else Form.ADD
+    answer = yield store(form, *document[1:], cas=cas)
+    if answer is None or answer.status not in (Status.EXISTS, Status.NOT_FOUND):
+        return _written(answer, document.key)
+    found = yield from document.is_there()
+    if found.same:
+        return Outcome.UNCHANGED
+    raise _mismatch(document.key, expected=cas, found=found.cas)
+
+
+def checked_removal(key: bytes, *, cas: int, collection: int = 0) -> Edit:
+    """Deletes a document only if it still has this CAS; it may be missing already."""
+    return Conversation(key, collection, partial(_checked_removal, key, cas))
+
+
+def _checked_removal(key: bytes, cas: int) -> Steps:
+    answer = yield Ask(Form.DELETE, cas=cas)
+    if answer is not None and answer.status is Status.EXISTS:
+        found = yield from get(key)
+        if found is not None:
+            raise _mismatch(key, expected=cas, found=found.cas)
+        return Outcome.UNCHANGED
+    if answer is not None and answer.status is Status.NOT_FOUND:
+        return Outcome.UNCHANGED
+    return _written(answer, key)
+
+
+# ---- versions copied from another bucket -------------------------------------------------
+
+
+def copied(
+    key: bytes,
+    value: bytes,
+    *,
+    cas: int,
+    rev: int,
+    collection: int = 0,
+    flags: int = 0,
+    expiry: int = 0,
+    json: bool = False,
+) -> Edit:
+    """Writes a version with the CAS and revision of its source, unless a newer version exists."""
+    document = _document(key, value, flags, expiry, json)
+    return Conversation(key, collection, partial(_copied, document, cas, rev))
+
+
+def _copied(document: _Document, cas: int, rev: int) -> Steps:
+    extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
+    datatype = _JSON if document.json else 0
+    answer = yield Ask(Form.SET_META, extras, document.value, 0, datatype)
+    if answer is None or answer.status is not Status.EXISTS:
+        return _written(answer, document.key)
+    meta = yield from _meta(document.key)
+    if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
+        found = yield from get(document.key)
+        if found is not None and found.cas == cas and not document.is_like(found):
+            raise StatusError(
+                Status.EXISTS,
+                request=_request(document.key),
+                context="the bucket has another document with the same CAS and revision; to "
+                "change a document that was read from it, write it without these columns",
+            )
+    return Outcome.UNCHANGED
+
+
+def copied_removal(
+    key: bytes, *, cas: int, rev: int, collection: int = 0, expired: bool = False
+) -> Edit:
+    """As `copied`, for the tombstone of a document that was deleted or expired at its source."""
+    return Conversation(key, collection, partial(_copied_removal, key, cas, rev, expired))
+
+
+def _copied_removal(key: bytes, cas: int, rev: int, expired: bool) -> Steps:
+    # Servers compare the time of a deletion when they compare versions. So it must not depend on
+    # when this client writes the tombstone. It is derived from the CAS, which is a time.
+    extras = _WITH_META.pack(0, min(cas // _NANOSECONDS, _U32_MAX), rev, cas)
+    if expired:
+        extras += _OPTIONS.pack(_IS_EXPIRATION)
+    answer = yield Ask(Form.DELETE_META, extras)
+    if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
+        return Outcome.UNCHANGED
+    return _written(answer, key)
+
+
+# ---- steps that several edits share ------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """Result of reading a document: whether it is identical, and its CAS, 0 if it is missing."""
+
+    same: bool
+    cas: int
+
+
+class _Document(NamedTuple):
+    """The wanted state of a document."""
+
+    key: bytes
+    value: bytes
+    flags: int
+    expiry: int
+    json: bool
+
+    def is_like(self, found: kv.DocumentResponse) -> bool:
+        return found.value == self.value and found.flags == self.flags
+
+    def is_there(self) -> Generator[Ask, Response | None, _Found]:
+        """Reads the stored document and compares it with this one."""
+        found = yield from get(self.key)
+        if found is None or not self.is_like(found):
+            return _Found(False, 0 if found is None else found.cas)
+        meta = yield from _meta(self.key)
+        same = meta is not None and not meta.deleted and meta.expiry == self.expiry
+        # if the CAS differs, another client wrote the document between the two reads
+        return _Found(same and meta is not None and meta.cas == found.cas, found.cas)
+
+
+def _document(key: bytes, value: bytes, flags: int, expiry: int, json: bool) -> _Document:
+    if len(value) > MAX_VALUE:  # servers close the connection instead of answering
+        raise ConfigError(
+            f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
+        )
+    return _Document(key, value, flags, expiry, json)
+
+
+def store(
+    form: Form, value: bytes, flags: int = 0, expiry: int = 0, json: bool = False, *, cas: int = 0
+) -> Ask:
+    """The request that sets or adds a document."""
+    extras = _STORE.pack(flags, expiry) if flags or expiry else _PLAIN
+    return Ask(form, extras, value, cas, _JSON if json else 0)
+
+
+def get(key: bytes) -> Generator[Ask, Response | None, kv.DocumentResponse | None]:
+    """Reads the document; None if it does not exist."""
+    answer = yield Ask(Form.GET)
+    if answer is None or isinstance(answer, kv.DocumentResponse):
+        return answer
+    if answer.status is Status.NOT_FOUND:
+        return None
+    raise refused(key, answer)
+
+
+def _meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | None]:
+    answer = yield Ask(Form.META)
+    if answer is None or isinstance(answer, kv.MetaResponse):
+        return answer
+    if answer.status is Status.NOT_FOUND:
+        return None
+    raise refused(key, answer)
+
+
+def _written(answer: Response | None, key: bytes) -> Outcome:
+    if answer is not None and answer.status is not Status.SUCCESS:
+        raise refused(key, answer)
+    return Outcome.WRITTEN  # some servers answer although the request is quiet
+
+
+# ---- refusals ----------------------------------------------------------------------------
+
+
+def refused(key: bytes, answer: Response) -> StatusError | RemoteProtocolError:
+    """The error for a response that refuses an edit or does not fit its request."""
+    if answer.status is Status.SUCCESS:
+        return RemoteProtocolError(f"the answer about {shown_key(key)} is none to what was asked")
+    context = (
+        _HINTS.get(answer.status) or refusal_context(answer) or "see what the server's log says"
+    )
+    return StatusError(answer.status, request=_request(key), context=context)
+
+
+def _request(key: bytes) -> str:
+    return f"writing the document {shown_key(key)}"
+
+
+def _mismatch(key: bytes, *, expected: int, found: int) -> StatusError:
+    has = f"it has CAS {found}" if found else "it is not there"
+    wants = f"expected was CAS {expected}" if expected else "expected was that it is not there"
+    status = Status.EXISTS if found else Status.NOT_FOUND
+    return StatusError(status, request=_request(key), context=f"{has}, {wants}")
+
+
+_HINTS: Final = {
+    Status.NO_ACCESS: "the user may not write, or not with the CAS and revision of other clusters",
+    Status.TOO_BIG: "it is larger than the bucket allows",
+    Status.CAS_VALUE_INVALID: "its CAS is too far in the future",
+    Status.UNKNOWN_COLLECTION: "its collection was dropped",
+}

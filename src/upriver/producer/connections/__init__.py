@@ -1,0 +1,1 @@
+"""Connections of the server: accepting, buffering, scheduling, and responding in order."""

@@ -1,0 +1,684 @@
+"""One client connection: reads requests, answers them in order, and sends its streams.
+
+Requests are handled one after the other, in the connection's turns on the event loop. While a
+request waits for the store or for a thread (`DeferredResponses`), later ones stay in the receive
+buffer. Memory is bounded in both directions. Too many bytes received and not yet handled stop
+reading. Too many bytes not yet sent stop the handling of requests and the sending of streams.
+
+Everything runs on the event loop; only the store calls back from its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ...errors import DecodeError, StoreError, StoreRefusal
+from ...store import Bucket
+from ...wire import kv
+from ...wire import messages as m
+from ...wire.dialects import Dcp, Dialect, DialectPin, Draft001
+from ...wire.header import parse_header
+from ...wire.names import Command, Feature
+from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, Delayed, InThread
+from ..dcp.replica_commands import ReplicaCommands, Unread, is_from_producer
+from ..dcp.stream_commands import StreamCommands
+from ..keyvalue import BackgroundWork, KeyValue, Write
+from ..keyvalue.durability import DURABLE_COMMANDS, durability_of
+from ..keyvalue.fast_sets import plain_set
+from ..server_context import GivenMap
+from ..server_settings import PeerRelease
+from ..statistics import ConnectionView, connection_view
+from .buffer_budget import SMALL
+from .client_info import ClientInfo
+from .deferred_responses import DeferredResponses
+from .receive_buffer import ReceiveBuffer
+from .turn_scheduler import TURN_PACKETS, TURN_SECONDS, Load
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+__all__ = ["Connection"]
+
+logger = logging.getLogger("upriver.producer")
+
+#: Stream data is collected up to this size before it is written, to save system calls.
+_WRITE_BYTES: Final = 128 * 1024
+#: Longer data is passed to the transport in pieces of this size as the peer reads, because the
+#: transport copies all data that it cannot send at once.
+_PIECE_BYTES: Final = 256 * 1024
+#: Position of the body length in a packet header.
+_BODY_LENGTH: Final = slice(8, 12)
+#: Bytes of such pieces in one turn: copying them to a socket takes less than a millisecond.
+_FLUSH_BYTES: Final = 1024 * 1024
+#: Bytes from a producer that are handled at once if this node is the consumer.
+_RECEIVE_BYTES: Final = 1024 * 1024
+#: Seconds between two checks of a producer's keepalive, and of a takeover under way.
+_REPLICA_SECONDS: Final = 1.0
+_TAKEOVER_SECONDS: Final = 0.05
+#: Seconds after which the size of the transport's write buffer is checked again.
+_RECHECK_SECONDS: Final = 1.0
+#: The shortest delay of a timer, so that one that fires slightly too early does not spin.
+_LEAST_SECONDS: Final = 0.001
+#: Seconds that a peer gets to read the remaining data before its connection is aborted. A peer that
+#: reads nothing would otherwise hold memory and a file descriptor for ever.
+_FAREWELL_SECONDS: Final = 5.0
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio protocol of one client's socket."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._inbox = ReceiveBuffer()
+        self._draft001 = Draft001(nru=server.settings.peers is PeerRelease.APRIL_2014)
+        self._pin = DialectPin(self._draft001)
+        self._dcp = Dcp()
+        self._json = False
+        self._may_set_quickly = False
+        self._reading = True
+        #: Whether the transport accepts more, and whether all data has been passed to it.
+        self._transport_takes = self._writable = True
+        #: Data that waits for the transport, in order.
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._write_limit = 0
+        self._closing = False
+        #: Whether the peer has closed its side, and whether the socket is closed.
+        self._ended = self._lost = False
+        #: Attributes that the `TurnScheduler` sets.
+        self.queued, self.load, self.heavy_until = False, Load.NEW, 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._recheck: asyncio.TimerHandle | None = None
+        #: When the client must have authenticated; while closing, when the connection is aborted.
+        self._deadline = self.now() + server.settings.authentication_time
+        self.client = ClientInfo(peer="")
+        self.streams = StreamCommands(
+            self.client,
+            self,
+            policy=server.settings.policy,
+            max_streams=server.settings.max_streams,
+            idle_timeout=server.settings.idle_timeout,
+            takeover_time=server.settings.takeover_time,
+            traffic=server.traffic,
+            peers=server.settings.peers,
+        )
+        #: Set if this node is the DCP consumer of the connection.
+        self._replica: ReplicaCommands | None = None
+        self._front = BootstrapCommands(server.node, self.client)
+        self._keyvalue: KeyValue = server.keyvalue
+        self._waiting = DeferredResponses(self, server)
+
+    # ---- the socket ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.client.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.client.tls = transport.get_extra_info("ssl_object") is not None
+        if not self._server.admit(self):
+            self._closing = True
+            transport.abort()
+            return
+        self._look_at_client()
+        self._set_timer()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        if self._ended and not self._closing and error is None:
+            # TLS only: see `eof_received`. Requests that the peer sent before its end are still
+            # handled, in turns as before; responses cannot be sent any more.
+            self._drop_unsent()
+            self._transport_takes = self._writable = True
+            self.go_on()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Releases everything once the socket is closed."""
+        if self._waiting.has_writes and not self._waiting.busy:
+            self._waiting.submit()  # writes are still stored; only their responses are lost
+        self._closing = True
+        for timer in (self._timer, self._recheck):
+            if timer is not None:
+                timer.cancel()
+        self._let_go()
+        self._server.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.client.options is not None:
+            self.client.options.keepalive.heard(self.now())
+        self._inbox.add(data)
+        self._server.turns.work_now(self)
+        self._mind_memory()
+
+    def eof_received(self) -> bool:
+        """Handles the end of the peer's data.
+
+        Requests already received are still handled, in turns. A plain connection stays half
+        open until all responses are sent. asyncio closes a TLS connection when this returns, so
+        only the responses of one turn can still be sent.
+        """
+        self._ended = True
+        if self.client.tls:
+            self.work(self.now() + TURN_SECONDS)
+            return False
+        self.go_on()
+        return True
+
+    def pause_writing(self) -> None:
+        self._transport_takes = self._writable = False
+
+    def resume_writing(self) -> None:
+        self._transport_takes = True
+        self._writable = not self._unsent
+        self.go_on()
+
+    def has_room(self) -> None:
+        self._mind_memory()
+
+    def failed(self) -> None:
+        self.close("its request met a fault of the server")
+
+    def close(self, reason: str = "") -> None:
+        """Closes the connection after all written data has been sent."""
+        if not self._closing:
+            self._closing = True
+            self._deadline = self.now() + _FAREWELL_SECONDS
+            if reason:
+                logger.info("%s closed: %s", self.client.peer, reason)
+            if self._lost:
+                self._leave()
+                return
+            assert self._transport is not None
+            for data in self._unsent:
+                self._transport.write(data)
+            self._let_go()
+            self._set_timer()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once. Data that is not sent yet is lost."""
+        self._closing = True
+        assert self._transport is not None
+        self._transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def _let_go(self) -> None:
+        self._drop_unsent()
+        self._inbox.clear()
+        self._waiting.close()
+        self.streams.close()
+        if self._replica is not None:
+            self._replica.close()
+
+    def _send(self, messages: Iterable[m.Message]) -> None:
+        dialect = self.dialect
+        packets: list[bytes] = []
+        for message in messages:
+            if isinstance(message, kv.DocumentResponse) and len(message.value) > _PIECE_BYTES:
+                # The value is written separately, so that it is not copied again.
+                packets.append(_without_value(dialect, message))
+                self._write(b"".join(packets))
+                self._write(message.value)
+                packets.clear()
+            else:
+                packets.append(dialect.encode(message))
+        self._write(b"".join(packets))
+
+    def _write(self, packets: bytes) -> None:
+        if not packets or not self._connected:
+            return
+        assert self._transport is not None
+        if self._unsent or len(packets) > _PIECE_BYTES:
+            self._unsent.append(memoryview(packets))
+            self._unsent_bytes += len(packets)
+            self._writable = False
+            self.go_on()  # the next turn passes it to the transport
+        else:
+            self._transport.write(packets)
+
+    def _flush(self) -> bool:
+        """Passes the next waiting pieces to the transport; returns whether it accepts more."""
+        assert self._transport is not None
+        left = _FLUSH_BYTES
+        while self._unsent and self._transport_takes and left > 0 and self._connected:
+            first = self._unsent.popleft()
+            piece, rest = first[:_PIECE_BYTES], first[_PIECE_BYTES:]
+            if rest:
+                self._unsent.appendleft(rest)
+            self._unsent_bytes -= len(piece)
+            left -= len(piece)
+            self._transport.write(piece)
+        self._writable = self._transport_takes and not self._unsent
+        return self._transport_takes
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    @property
+    def _connected(self) -> bool:
+        """Whether written data can still be sent."""
+        transport = self._transport
+        return transport is not None and not self._closing and not transport.is_closing()
+
+    # ---- requests ------------------------------------------------------------------------
+
+    @property
+    def dialect(self) -> Dialect:
+        if self._replica is not None:
+            return self._replica.dialect
+        dialect = self._pin.dialect
+        return self._dcp if dialect.negotiates else dialect
+
+    def go_on(self) -> None:
+        """Requests a turn, in which received packets are handled."""
+        self._server.turns.ask(self)
+
+    def work(self, until: float) -> bool:
+        """Runs one turn: requests, then streams. Returns whether anything is left to do."""
+        if self._closing:
+            return False
+        if self._has_lost_its_rights:
+            if not self._waiting.busy:
+                self.close("it failed to authenticate again")
+            return False
+        self._look_at_client()
+        if self._unsent and self._flush() and self._unsent:
+            self._mind_memory()
+            return True
+        more = self._work_on_requests(until)
+        more = self._pump(until) or more
+        self._mind_memory()
+        if self._ended and not more and not self._waiting.busy and self._writable:
+            self.close()
+        return (more or bool(self._unsent)) and self._transport_takes and not self._closing
+
+    def _work_on_requests(self, until: float) -> bool:
+        waiting, left = self._waiting, TURN_PACKETS
+        while not self._closing and self._writable:
+            if waiting.has_parts:
+                waiting.send_part()
+            elif waiting.busy:
+                return False
+            else:
+                packet = self._next_packet()
+                if packet is None:
+                    break
+                if not self._handle(packet):
+                    self._inbox.put_back(packet)
+                    waiting.submit()
+                    continue
+            left -= 1
+            if not left or self._loop.time() >= until:
+                return True
+        if waiting.has_writes and not waiting.busy:
+            waiting.submit()
+        return False
+
+    @property
+    def _has_lost_its_rights(self) -> bool:
+        """Whether the connection was opened for streams and then failed to re-authenticate."""
+        return self.client.is_open and not self._front.identified
+
+    def _next_packet(self) -> bytes | None:
+        try:
+            return self._inbox.take()
+        except DecodeError as fault:
+            if not self._waiting.has_writes:  # else the error is found again after their responses
+                self.close(str(fault))
+            return None
+
+    def _look_at_client(self) -> None:
+        """Sets the limits and the fast path, which depend on authentication and roles."""
+        settings, known = self._server.settings, self._front.identified
+        limit = settings.max_body if known else min(settings.max_body, SMALL)
+        self._inbox.expect(limit, uniform=known)
+        limit = settings.connection_memory
+        if not known or self._server.buffers.short:
+            limit = min(limit, SMALL)
+        if limit != self._write_limit and self._transport is not None:
+            self._write_limit = limit
+            self._transport.set_write_buffer_limits(high=limit)
+        bucket = self.bucket()
+        self._may_set_quickly = (  # plain SETs may take the fast path
+            bucket is not None
+            and self.dialect.negotiates
+            and self._pin.pinned
+            and self._front.may_set
+            and not self._keyvalue.has_locks(bucket)
+        )
+
+    def _mind_memory(self) -> None:
+        """Pauses or resumes reading, by the memory of this connection and of all connections."""
+        if self._transport is None or self._closing:
+            return
+        held, awaited = self._inbox.held, self._inbox.awaited
+        limit = self._server.settings.max_backlog
+        if not self._front.identified:
+            limit = min(limit, SMALL)
+        wanted = max(held, awaited)
+        room = self._server.buffers.admits(self, wanted)
+        unsent = self._transport.get_write_buffer_size() + self._unsent_bytes
+        self._server.buffers.hold(self, (wanted if room else held) + unsent)
+        if unsent and self._recheck is None:  # the transport does not report when it has sent
+            self._recheck = self._loop.call_later(_RECHECK_SECONDS, self._check_memory)
+        # A packet that has begun must be read to its end, however long it is.
+        reads = room and (held < awaited or held <= (limit if self._reading else limit // 2))
+        if reads is not self._reading and not self._closing:
+            self._reading = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _check_memory(self) -> None:
+        self._recheck = None
+        self._mind_memory()
+
+    def _handle(self, packet: bytes) -> bool:
+        """Handles one packet; returns False if earlier writes must be finished first."""
+        if self._replica is not None and is_from_producer(packet):
+            if self._waiting.has_writes:
+                return False
+            self._receive(self._replica, packet)
+            return True
+        if self._may_set_quickly:
+            quick = plain_set(packet, collections=self._dcp.collections, json=self._json)
+            if quick is not None:
+                self._waiting.gather(quick, packet, len(packet))
+                return True
+        try:
+            self._pin.observe(packet)
+            message = self.dialect.decode(packet)
+        except DecodeError as error:
+            if self._waiting.has_writes:
+                return False
+            self._refuse(packet, error)
+            return True
+        if isinstance(message, m.Response):
+            if message.command is Command.CLUSTERMAP_CHANGED:
+                return True  # some clients respond to a map notification
+            if not self.streams.answered(message):
+                self.close("it sent a response to no request")
+            self._set_timer()
+            return True
+        assert isinstance(message, m.Request)
+        bucket = self.bucket()
+        if bucket is not None and self._front.may_write(message):
+            answer = self._keyvalue.answer(self.client, message)
+            if isinstance(answer, Write):
+                self._waiting.gather(answer.change, answer.respond, len(packet))
+            elif self._waiting.has_writes:
+                return False  # handled again after the writes, which it must read
+            else:
+                self._waiting.deliver(answer)
+            return True
+        if self._waiting.has_writes:
+            return False
+        self._answer(message)
+        self._look_at_client()  # the request may have changed the client's rights
+        return True
+
+    def _answer(self, request: m.Request) -> None:
+        dialect = self.dialect
+        front = self._front.answer(request, dialect)
+        if isinstance(front, InThread | Delayed):
+            self._waiting.deliver_late(front)
+        elif front is not None:
+            self._send(front)
+            if isinstance(request, kv.Hello):
+                self._dcp = Dcp(collections=self.client.has(Feature.COLLECTIONS))
+                self._json = self.client.has(Feature.JSON)
+                if self.client.options is not None:
+                    self.client.options.collections = self._dcp.collections
+                    self.client.options.snappy = self.client.has(Feature.SNAPPY)
+            if isinstance(request, kv.Quit):
+                self.close()
+            self._set_timer()
+        elif dialect.command_of(request) in STREAM_COMMANDS:
+            desk = self.streams if self._replica is None else self._replica
+            self._send(desk.answer(request, dialect))
+            self._set_timer()
+        elif (
+            self._server.node.durable_writes
+            and dialect.command_of(request) in DURABLE_COMMANDS
+            and (wanted := durability_of(request)) is not None
+        ):
+            self._waiting.answer_durably(request, wanted)
+        else:
+            if isinstance(request, kv.DocumentRequest):
+                self._server.traffic.reads += 1
+            is_write = dialect.command_of(request) in DURABLE_COMMANDS
+            self._waiting.deliver(self._keyvalue.answer(self.client, request), is_write=is_write)
+
+    def _refuse(self, packet: bytes, error: DecodeError) -> None:
+        """Answers an invalid request, or closes a connection that cannot continue."""
+        if not error.usable:
+            self.close(str(error))
+        elif not self.dialect.has_memcached_header:
+            opaque = int.from_bytes(packet[4:8], "big")
+            self._send([m.RequestError(opaque=opaque, text=str(error))])
+        elif (header := parse_header(packet)).is_response:
+            self.close(str(error))
+        else:
+            self._send([self._front.malformed(header, error)])
+
+    @property
+    def name(self) -> str:
+        """The name given in the DCP Open."""
+        return self.streams.name if self._replica is None else self._replica.name
+
+    def view(self) -> ConnectionView:
+        """Returns the statistics of the connection."""
+        return connection_view(self.client, self.streams, self._replica, self.dialect.name)
+
+    # ---- this node as the DCP consumer ---------------------------------------------------
+
+    def _receive(self, replica: ReplicaCommands, packet: bytes) -> None:
+        """Writes the messages that a producer has sent so far, in a thread."""
+        gathered = bytearray(packet)
+        while len(gathered) < _RECEIVE_BYTES and self._is_next_from_producer():
+            gathered += self._inbox.take() or b""
+        unread = replica.received(bytes(gathered))
+        if unread is None:
+            return
+        self._waiting.run(
+            BackgroundWork.REPLICATING,
+            unread.write,
+            lambda done: self._stored(replica, unread, done),
+        )
+
+    def _is_next_from_producer(self) -> bool:
+        try:
+            following = self._inbox.peek()
+        except DecodeError:  # the error is found again later
+            return False
+        return following is not None and is_from_producer(following)
+
+    def _stored(
+        self, replica: ReplicaCommands, unread: Unread, done: Future[dict[int, StoreRefusal]]
+    ) -> None:
+        error = done.exception()
+        replica.stored(unread, None if error else done.result())
+        if error is not None:
+            logger.error("%s: what came cannot be written: %s", self.client.peer, error)
+            self.close("what came cannot be written")
+
+    def reply(self, *messages: m.Message) -> None:
+        self._send(messages)
+
+    def send(self, data: bytes) -> None:
+        self._write(data)
+
+    def claim(self, vbucket: int) -> bool:
+        bucket = self.bucket()
+        assert bucket is not None
+        return self._server.claim(self, bucket, vbucket)
+
+    def release(self, vbucket: int) -> None:
+        bucket = self.bucket()
+        assert bucket is not None
+        self._server.release(bucket, vbucket)
+
+    def state_changed(self, vbucket: int) -> None:
+        """Called when a vbucket that is received here has new changes or another state."""
+        if self._replica is not None:
+            self._replica.state_changed(vbucket)
+
+    # ---- streams -------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def bucket(self) -> Bucket | None:
+        if self.client.bucket is None:
+            self.client.bucket = self._server.node.default_bucket(self.client)
+        return self.client.bucket
+
+    def cluster_map(self) -> bytes:
+        return self._server.node.cluster_map(self.client)
+
+    def opened(self, name: str) -> None:
+        self._server.opened(self, name)
+
+    def consume(self, name: str, consumer_name: str) -> None:
+        bucket = self.bucket()
+        assert bucket is not None
+        # Nodes up to release 4.1 need no HELLO; only those of draft 001 must be set as peers.
+        is_draft = not self._pin.pinned and self._server.settings.peers is PeerRelease.APRIL_2014
+        dialect = self._draft001 if is_draft else self._dcp
+        self._replica = ReplicaCommands(bucket, dialect, self, name, consumer_name)
+        self._server.opened(self, name)
+
+    def push_map(self, given: GivenMap) -> None:
+        """Sends a new map of the client's bucket, if it has negotiated notifications."""
+        bucket = self.client.bucket
+        if bucket is None or bucket.name != given.bucket or not self.client.selected:
+            return
+        if self.client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._writable:
+            self._send([given.message(json=self.client.has(Feature.JSON))])
+
+    def follow(self, vbucket: int) -> None:
+        bucket = self.bucket()
+        assert bucket is not None
+        self._server.follow(self, bucket, vbucket)
+
+    def commit(self, call: Callable[[], object], then: Callable[[], None]) -> None:
+        """Runs a call that waits for the disk in a thread, then ``then`` on the event loop."""
+        done = self._server.in_thread(BackgroundWork.ADMINISTERING, call)
+
+        def tell(done: Future[object]) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._did_commit, then, done)
+
+        done.add_done_callback(tell)
+
+    def _did_commit(self, then: Callable[[], None], done: Future[object]) -> None:
+        error = done.exception()
+        if error is not None:
+            logger.error("%s: its takeover failed: %s", self.client.peer, error)
+            self.close("its takeover failed")
+        elif not self._closing:
+            then()
+            self.go_on()
+
+    def pump(self) -> None:
+        """Requests a turn if streams have something to send."""
+        if self.streams.has_more:
+            self.go_on()
+
+    def _pump(self, until: float) -> bool:
+        """Sends stream data, at least one piece; returns whether there is more."""
+        if not self.streams.has_more or not self._connected or not self._writable:
+            return False
+        gathered = bytearray()
+        try:
+            for packets in self.streams.packets():
+                gathered += packets
+                if len(gathered) >= _WRITE_BYTES:
+                    self._write(bytes(gathered))
+                    gathered.clear()
+                if not self._writable or not self._connected or self._loop.time() >= until:
+                    break
+        except StoreError as error:
+            logger.error("%s: %s", self.client.peer, error)
+            self.close(str(error))
+            return False
+        self._write(bytes(gathered))
+        return self.streams.has_more
+
+    # ---- timers --------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        """Sets one timer for the next deadline; an idle connection has none."""
+        due = max(self._next_look(), self.now() + _LEAST_SECONDS)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due < float("inf"):
+            self._timer = self._loop.call_at(due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._look()
+        if self._transport is not None and self in self._server.connections:
+            self._set_timer()
+
+    def _next_look(self) -> float:
+        if self._closing:
+            return self._deadline
+        due = float("inf") if self._front.identified else self._deadline
+        if self._replica is not None:
+            due = min(due, self.now() + _REPLICA_SECONDS)
+        if self.streams.takes_over:
+            due = min(due, self.now() + _TAKEOVER_SECONDS)
+        options = self.client.options
+        return due if options is None else min(due, options.keepalive.next_look())
+
+    def _look(self) -> None:
+        """Closes a connection whose deadline has passed, and sends a noop when one is due."""
+        late = self.now() >= self._deadline
+        if self._closing:
+            if late:
+                self.abort()
+            return
+        if late and not self._front.identified:
+            self.close("it did not authenticate in time")
+            return
+        if self._replica is not None and not self._replica.tick(self.now()):
+            self.close("nothing was received from its producer for too long")
+            return
+        self.streams.tick(self.now())
+        options = self.client.options
+        if options is None:
+            return
+        if options.keepalive.is_gone(self.now()):
+            self.close("nothing was received from it for too long")
+            return
+        opaque = options.keepalive.due(self.now())
+        if opaque is not None and self.dialect.negotiates:
+            self._send([m.StreamNoop(opaque=opaque)])
+
+
+def _without_value(dialect: Dialect, message: kv.DocumentResponse) -> bytes:
+    """Encodes a response up to its value, which comes last in the packet."""
+    packet = bytearray(dialect.encode(replace(message, value=b"")))
+    length = int.from_bytes(packet[_BODY_LENGTH], "big") + len(message.value)
+    packet[_BODY_LENGTH] = length.to_bytes(4, "big")
+    return bytes(packet)

@@ -1,0 +1,493 @@
+"""Active stream of one vbucket: sends its stored changes snapshot by snapshot, then new changes.
+
+    BACKFILLING ──caught up──> IN_MEMORY <──> more snapshots     (until the end, or for ever)
+         └── takeover: ──caught up──> TAKEOVER_SEND ──state sent──> TAKEOVER_WAIT ──┐
+                                            ^─────────────acknowledged──────────────┘
+    any ──end, close, state change, fault──> DEAD
+
+A stream holds one chunk of packets and at most one frozen view of the store, however slowly its
+consumer reads. It ends by itself when its vbucket changes: to another state, or to another vbuuid,
+for example by a flush, after which the vbucket shares no history with the stream. It knows no
+socket: the connection takes as many packets as the flow-control window allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from ...errors import DecodeError, EncodeError, StoreDamaged
+from ...model import StreamEndReason, VBucketState
+from ...session.collection_filter import FilterKind
+from ...session.flow_control import SendWindow
+from ...session.producer_options import OutOfOrder
+from ...session.stream_output import StoredChanges, StreamOutput
+from ...session.stream_request import Acceptance
+from ...store import Backfill, Bucket, CompletionKind, FrameChunk
+from ...wire.framing import packet_length
+from ...wire.header import HEADER_SIZE
+from ...wire.names import Command, MarkerFlag, OsoFlag
+from .visible_end import VisibleEnd
+
+__all__ = ["ActiveStream", "StreamState"]
+
+#: Bytes of changes that a stream reads in one step: large enough that the cost per packet is low,
+#: small enough that a thousand streams fit in memory.
+CHUNK: Final = 256 * 1024
+
+
+class StreamState(Enum):
+    BACKFILLING = auto()
+    IN_MEMORY = auto()
+    TAKEOVER_SEND = auto()
+    TAKEOVER_WAIT = auto()
+    DEAD = auto()
+
+
+class ActiveStream:
+    """A stream of one vbucket. The connection calls `take` to get its packets."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        accepted: Acceptance,
+        output: StreamOutput,
+        *,
+        vbucket: int,
+        opaque: int,
+        purge_seqno: int = 0,
+        skip_deletions: bool = False,
+        ignore_purged: bool = False,
+        marker_2_2: bool = False,
+        out_of_order: OutOfOrder = OutOfOrder.NO,
+        acknowledged: bool = True,
+        notifies: bool = False,
+        hand_over: Callable[[ActiveStream], None],
+    ) -> None:
+        """``purge_seqno`` is that of the vbucket when the stream was accepted.
+
+        * ``acknowledged``: whether the consumer responds to snapshot markers and state messages.
+        * ``notifies``: no change is sent; the stream ends as soon as there is one.
+        * ``hand_over``: a callback that runs `become_dead` in a thread, because it waits for the
+          disk, and then calls `handed_over` on the event loop.
+        """
+        self.vbucket = vbucket
+        self.opaque = opaque
+        self.stream_id = accepted.filter.stream_id
+        self.end = accepted.end
+        #: The last seqno that was sent, or skipped because the consumer's filter excludes it.
+        self.position = accepted.start
+        self.state = StreamState.BACKFILLING
+        self.is_takeover = accepted.takeover
+        #: Whether `StreamCommands` has the stream in its queue of streams with something to send.
+        self.queued = False
+        #: The seqno up to which the consumer acknowledged that everything is on its disk, and the
+        #: last seqno of the changes that were sent.
+        self.copied_until = 0
+        self._handed_over = 0
+        self.messages_sent = 0
+        self.bytes_sent = 0
+        #: Bytes of stored changes that were read, sent or not.
+        self.bytes_scanned = 0
+        #: Whether the last `take` did work but returned nothing: later changes may have to be sent.
+        self.unfinished = False
+        self._bucket = bucket
+        #: The vbuuids of the failover log when the stream was opened, newest first.
+        self._branches = tuple(entry.vbuuid for entry in bucket.failover_log(vbucket))
+        self._state_served = bucket.state(vbucket)
+        self._on_disk_until = bucket.opened_with(vbucket)
+        self._accepted = accepted
+        self._output = output
+        self._skip_deletions = skip_deletions and accepted.start == 0
+        self._ignore_purged = ignore_purged
+        #: Purges up to this seqno do not force this consumer to roll back.
+        self._excused_until = purge_seqno
+        self._marker_2_2 = marker_2_2
+        #: Only the first snapshot of a stream from seqno 0 may be sent out of order.
+        self._out_of_order = out_of_order if accepted.start == 0 else OutOfOrder.NO
+        if output.sync_writes is not None:
+            # Prepares that this consumer has already. If they were completed since, the commits and
+            # aborts are read from disk.
+            output.sync_writes.pending = {
+                key: pending.seqno
+                for key, pending in bucket.prepares(vbucket)
+                if pending.seqno <= accepted.start
+            }
+        self._pending = memoryview(output.opening())
+        self._backfill: Backfill | None = None
+        self._ahead: VisibleEnd | None = None
+        self._chunk = CHUNK
+        self._first_snapshot = True
+        self._first_in_memory = True
+        self._last_visible = 0
+        #: Prepares up to this seqno were completed before the snapshot that is being sent was
+        #: opened.
+        self._completed_until = 0
+        self._unacknowledged = 0
+        self._are_acknowledged = acknowledged
+        self._notifies = notifies
+        self._hand_over = hand_over
+        #: When a takeover first had nothing left to send, whether the vbucket is being handed over,
+        #: and whether writes to it are held back.
+        self._caught_up_at: float | None = None
+        self._handing_over = False
+        self._holds_writers = False
+        self._takeover_states = (
+            [VBucketState.PENDING, VBucketState.ACTIVE] if accepted.takeover else []
+        )
+
+    # ---- called by the connection --------------------------------------------------------
+
+    @property
+    def dead(self) -> bool:
+        return self.state is StreamState.DEAD and not self._pending
+
+    @property
+    def sent_until(self) -> int:
+        """The seqno up to which the consumer can have received the vbucket from this stream."""
+        return max(self.position, self._handed_over)
+
+    def take(self, window: SendWindow) -> memoryview:
+        """Returns the next packets that the window allows, after one bounded step of work.
+
+        Returns nothing if there is nothing to send, or if the step found nothing yet. In the second
+        case `unfinished` is set.
+        """
+        self.unfinished = False
+        if not self._pending:
+            if self.state is StreamState.DEAD or not window.is_open:
+                return self._pending
+            # Every stream of the connection keeps the packets that do not fit into the window, so a
+            # chunk is not larger than the window.
+            self._chunk = min(CHUNK, window.size or CHUNK)
+            packets = self._step()
+            if self._output.sync_writes is not None:
+                window.sent(self._output.sync_writes.take_surplus())
+            self.unfinished = packets is not None
+            self._pending = memoryview(packets or b"")
+        cut = _within(self._pending, window)
+        taken, self._pending = self._pending[:cut], self._pending[cut:]
+        window.sent(cut)
+        self.bytes_sent += cut
+        return taken
+
+    def acknowledged(self, command: Command) -> None:
+        """Called when the consumer acknowledged a snapshot marker or a state message."""
+        if command is Command.SNAPSHOT_MARKER:
+            self._unacknowledged = max(0, self._unacknowledged - 1)
+        elif command is Command.SET_STREAM_STATE and self.state is StreamState.TAKEOVER_WAIT:
+            if not self._takeover_states:
+                self.finish(StreamEndReason.OK)
+            elif not self._handing_over:
+                self._handing_over = True
+                self._hand_over(self)
+
+    def finish(self, reason: StreamEndReason) -> None:
+        """Ends the stream: drops the packets that are not sent yet and sends the reason."""
+        if self.state is not StreamState.DEAD:
+            self.abandon()
+            self._pending = memoryview(self._output.ending(reason))
+
+    def abandon(self) -> None:
+        """Ends the stream without sending a stream end."""
+        self.state = StreamState.DEAD
+        self._hold_writers(held=False)
+        self._pending = memoryview(b"")
+        if self._backfill is not None:
+            self._backfill.close()
+            self._backfill = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    # ---- takeover ------------------------------------------------------------------------
+
+    def hurry(self, now: float, patience: float) -> None:
+        """Holds writes back if they have delayed a takeover by ``patience`` seconds."""
+        if self.state is not StreamState.TAKEOVER_SEND or self._holds_writers:
+            return
+        if self._caught_up_at is None:
+            self._caught_up_at = now
+        elif now - self._caught_up_at >= patience:
+            self._hold_writers(held=True)
+
+    def _hold_writers(self, *, held: bool) -> None:
+        if held is not self._holds_writers:
+            self._holds_writers = held
+            self._bucket.hold_writes(self.vbucket, held=held)
+
+    def become_dead(self) -> None:
+        """Sets the vbucket dead. No node accepts writes until the consumer is active.
+
+        The consumer is pending when this is called. Waits for the disk, so it must run in a thread.
+        """
+        self._bucket.set_state(self.vbucket, VBucketState.DEAD)
+
+    def handed_over(self) -> None:
+        """Called when the dead state is committed: the consumer can now be told to be active."""
+        if self.state is StreamState.TAKEOVER_WAIT:
+            self.state = StreamState.TAKEOVER_SEND
+            self._hold_writers(held=False)
+
+    # ---- choosing what to send next ------------------------------------------------------
+
+    def _step(self) -> bytes | bytearray | None:
+        """Does one step of work and returns packets for the consumer.
+
+        The packets are empty if all changes of the step were filtered out. None means that there is
+        nothing left to do.
+        """
+        stats = self._bucket.vbucket_stats(self.vbucket)
+        same_history = stats.vbuuid == self._branches[0]
+        # A takeover changes the state itself, and the failover log does not change meanwhile.
+        same_state = stats.state is self._state_served or self.is_takeover
+        if not (same_history and same_state) and self.state is not StreamState.DEAD:
+            flushed = b"" if same_history else self._told_of_flush()
+            return flushed + self._end(StreamEndReason.STATE_CHANGED)
+        if self._backfill is not None:
+            return self._go_on(self._backfill)
+        if self._ahead is not None:
+            return self._look_ahead(self._ahead, stats.purge_seqno)
+        if self.state in (StreamState.TAKEOVER_WAIT, StreamState.DEAD):
+            return None
+        if self.position >= self.end:
+            return self._end(StreamEndReason.OK)
+        if self._notifies:
+            moved = stats.high_seqno > self.position
+            return self._end(StreamEndReason.OK) if moved else None
+        if 0 < self.position < stats.purge_seqno and not self._is_excused(stats.purge_seqno):
+            return self._end(StreamEndReason.ROLLBACK)
+        if stats.high_seqno > self.position:
+            self._completed_until = stats.high_completed_seqno
+            return self._begin(stats.purge_seqno)
+        return self._caught_up()
+
+    def _told_of_flush(self) -> bytes:
+        """Returns a flush message if the vbucket shares no vbuuid with this stream any more."""
+        left = {entry.vbuuid for entry in self._bucket.failover_log(self.vbucket)}
+        return b"" if left.intersection(self._branches) else self._output.flushed()
+
+    def _is_excused(self, purge_seqno: int) -> bool:
+        """Whether the consumer may continue from a position before the purge seqno.
+
+        It may if it ignores purges, if that purge seqno was already there when its request was
+        accepted, or if none of the collections in its filter has changed since its position. The
+        collections of a scope can change meanwhile, so a consumer of a scope has to request the
+        stream again.
+        """
+        if self._ignore_purged or purge_seqno <= self._excused_until:
+            return True
+        wanted = self._accepted.filter
+        highs = self._bucket.collection_seqnos(self.vbucket)
+        quiet = all(highs.get(one, 0) <= self.position for one in wanted.collections)
+        if wanted.kind in (FilterKind.LEGACY, FilterKind.COLLECTIONS) and quiet:
+            self._excused_until = purge_seqno
+        return purge_seqno <= self._excused_until
+
+    def _begin(self, purge_seqno: int) -> bytes | bytearray | None:
+        """Starts the next snapshot."""
+        legacy = self._accepted.filter.kind is FilterKind.LEGACY
+        backfill = self._bucket.open_reader(self.vbucket, self.position)
+        if legacy and (
+            self._bucket.manifest.uid != 0 or self._skip_deletions or self._has_sync_writes
+        ):
+            backfill.close()
+            self._ahead = VisibleEnd(self._bucket, self.vbucket, self.position, self._last_seen)
+            return self._look_ahead(self._ahead, purge_seqno)
+        return self._announce(backfill, backfill.snapshot.end, purge_seqno)
+
+    @property
+    def _has_sync_writes(self) -> bool:
+        """Whether a snapshot opened before this call may have prepares, commits or aborts."""
+        sync_writes = self._output.sync_writes
+        waits_for_commits = sync_writes is not None and bool(sync_writes.pending)
+        return waits_for_commits or self._bucket.last_sync_write(self.vbucket) > self.position
+
+    def _look_ahead(self, ahead: VisibleEnd, purge_seqno: int) -> bytes | bytearray | None:
+        """Starts the next snapshot once the last seqno in it that this consumer gets is known."""
+        if ahead.end is None:
+            self.bytes_scanned += ahead.step(CHUNK)
+        if ahead.end is None:
+            return b""
+        self._ahead = None
+        if ahead.end:
+            return self._announce(ahead.backfill, ahead.end, purge_seqno)
+        # The snapshot has nothing for this consumer, and no message can tell it so.
+        end, moved = ahead.backfill.snapshot.end, ahead.backfill.snapshot.end > self.position
+        ahead.close()
+        self.position = end
+        if self._output.emptied:
+            return self._end(StreamEndReason.FILTER_EMPTY)
+        return b"" if moved else None
+
+    def _announce(self, backfill: Backfill, end: int, purge_seqno: int) -> bytes | None:
+        """Returns the snapshot marker and the first changes of a snapshot."""
+        chunk = backfill.read(self._chunk)
+        if chunk is None:
+            backfill.close()
+            return None
+        self._backfill = backfill
+        if not self._first_snapshot and self.state is StreamState.BACKFILLING:
+            self.state = StreamState.IN_MEMORY  # changes written since the backfill are the tail
+        start = int.from_bytes(chunk.frames[HEADER_SIZE : HEADER_SIZE + 8], "big")
+        if self._first_snapshot:
+            start = min(self._accepted.snapshot.start, start)
+        if self._out_of_order is not OutOfOrder.NO:
+            marker = self._output.out_of_order(OsoFlag.START)
+        else:
+            marker = self._marker(start, end, purge_seqno)
+        self._first_snapshot = False
+        return marker + self._changes(chunk).packets
+
+    def _marker(self, start: int, end: int, purge_seqno: int) -> bytes:
+        """Returns a snapshot marker, which tells a replica with sync writes the prepare seqnos."""
+        purged = purge_seqno if self._marker_2_2 else None
+        sync_writes = self._output.sync_writes
+        if sync_writes is None:
+            flags = self._marker_flags(end)
+            return self._output.snapshot_start(start, end, flags, purge_seqno=purged)
+        commits = None
+        if self.state is not StreamState.BACKFILLING:
+            commits = self._commits(sync_writes.pending, end)
+        sync_writes.commits = commits or {}
+        flags = self._marker_flags(end, from_disk=commits is None)
+        stats = self._bucket.vbucket_stats(self.vbucket)
+        return self._output.snapshot_start(
+            start,
+            end,
+            flags,
+            purge_seqno=purged,
+            visible_seqno=self._bucket.visible_until(self.vbucket, end),
+            completed_seqno=min(self._completed_until, end) if commits is None else None,
+            prepared_seqno=min(stats.high_prepared_seqno, end),
+        )
+
+    def _commits(self, pending: dict[bytes, int], end: int) -> dict[int, int] | None:
+        """Maps each seqno up to ``end`` that commits a prepare to the prepare's seqno.
+
+        ``pending`` are the prepares that the consumer has. Returns None if the snapshot cannot be
+        sent as one from memory: a later write has replaced the commit or abort of a prepare, or the
+        prepares were not completed in their order.
+        """
+        completed: list[tuple[int, int, bool]] = []
+        lowest_open: int | None = None
+        for key, prepared in pending.items():
+            found = self._bucket.completion(self.vbucket, key, prepared)
+            if found.kind is CompletionKind.UNKNOWN:
+                return None
+            if found.kind is CompletionKind.PENDING or found.seqno > end:
+                lowest_open = prepared if lowest_open is None else min(prepared, lowest_open)
+            else:
+                is_commit = found.kind is CompletionKind.COMMITTED
+                completed.append((found.seqno, prepared, is_commit))
+        completed.sort()
+        order = [prepared for _, prepared, _ in completed]
+        if order != sorted(order) or (
+            lowest_open is not None and order and lowest_open < order[-1]
+        ):
+            return None
+        return {seqno: prepared for seqno, prepared, is_commit in completed if is_commit}
+
+    def _go_on(self, backfill: Backfill) -> bytes | bytearray:
+        chunk = backfill.read(self._chunk)
+        if chunk is not None:
+            return self._changes(chunk).packets
+        self.position = backfill.snapshot.end
+        backfill.close()
+        self._backfill = None
+        self._skip_deletions = False
+        if self._out_of_order is OutOfOrder.NO:
+            closing = self._output.snapshot_end(self.position, self._last_visible)
+            if self._output.emptied:
+                closing += self._end(StreamEndReason.FILTER_EMPTY)
+            return closing
+        sends_advanced = self._out_of_order is OutOfOrder.YES_WITH_SEQNO_ADVANCED
+        self._out_of_order = OutOfOrder.NO
+        advanced = self._output.seqno_advanced(self.position) if sends_advanced else b""
+        return advanced + self._output.out_of_order(OsoFlag.END)
+
+    def _changes(self, chunk: FrameChunk) -> StoredChanges:
+        changes = self._shaped(chunk)
+        self.bytes_scanned += len(chunk.frames)
+        self.messages_sent += changes.count
+        self._handed_over = chunk.last_seqno
+        self._last_visible = max(self._last_visible, changes.last_seqno)
+        return changes
+
+    def _last_seen(self, chunk: FrameChunk) -> int:
+        """Returns the last seqno in a chunk that this consumer gets."""
+        sync_writes = self._output.sync_writes
+        before = {} if sync_writes is None else dict(sync_writes.pending)
+        last = self._shaped(chunk).last_seqno
+        if sync_writes is not None:  # undo: nothing was sent
+            sync_writes.pending = before
+            sync_writes.take_surplus()
+        return last
+
+    def _shaped(self, chunk: FrameChunk) -> StoredChanges:
+        try:
+            return self._output.changes(
+                chunk.frames,
+                chunk.last_seqno,
+                skip_deletions=self._skip_deletions,
+                has_sync_writes=self._has_sync_writes,
+            )
+        except (ValueError, DecodeError, EncodeError) as problem:
+            raise StoreDamaged(
+                path=self._bucket.name,
+                problem=f"vbucket {self.vbucket} has a change up to seqno {chunk.last_seqno} that "
+                f"cannot be sent: {problem}",
+            ) from problem
+
+    def _marker_flags(self, end: int, *, from_disk: bool = False) -> MarkerFlag:
+        """Returns the flags of the marker of a snapshot that ends at ``end``.
+
+        Changes written since the bucket was opened count as in memory. A first snapshot with
+        changes from both disk and memory is marked as one from memory, as on Couchbase Server.
+        """
+        is_old = self.state is StreamState.BACKFILLING and end <= self._on_disk_until
+        if from_disk or is_old:
+            flags = MarkerFlag.DISK | MarkerFlag.CHECKPOINT
+        else:
+            flags = MarkerFlag.MEMORY
+            if self._first_in_memory:
+                flags |= MarkerFlag.CHECKPOINT
+            self._first_in_memory = False
+        if self._takeover_states and self._are_acknowledged:
+            flags |= MarkerFlag.ACK
+            self._unacknowledged += 1
+        return flags
+
+    def _caught_up(self) -> bytes | None:
+        if self.state in (StreamState.BACKFILLING, StreamState.IN_MEMORY):
+            takeover = bool(self._takeover_states)
+            self.state = StreamState.TAKEOVER_SEND if takeover else StreamState.IN_MEMORY
+        if not self._takeover_states or self._unacknowledged:
+            return None
+        packets = self._output.state(self._takeover_states.pop(0))
+        if self._are_acknowledged:
+            self.state = StreamState.TAKEOVER_WAIT
+        elif self._takeover_states:  # drafts do not respond: sent counts as done
+            self.state = StreamState.TAKEOVER_WAIT
+            self._hand_over(self)
+        else:
+            packets += self._end(StreamEndReason.OK)
+        return packets
+
+    def _end(self, reason: StreamEndReason) -> bytes:
+        self.abandon()
+        return self._output.ending(reason)
+
+
+def _within(packets: memoryview, window: SendWindow) -> int:
+    """Returns how many bytes of whole packets may be sent. Each must start in an open window."""
+    if not window.size:
+        return len(packets)
+    room = window.size - window.outstanding
+    if room >= len(packets):
+        return len(packets)
+    at = 0
+    while at < room and at < len(packets):
+        at += packet_length(packets, at) or len(packets)
+    return at

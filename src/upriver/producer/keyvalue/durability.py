@@ -1,0 +1,165 @@
+"""Durable writes: which copies must have a write, and what a durable request carries.
+
+A durable write is first stored as a prepare, which only replicas see. It is committed when enough
+copies have the prepare; `durability_monitor` decides when that is. A replica acknowledges a seqno
+only when a whole snapshot is on its disk. So every durability level is met the same way: a majority
+of the copies, this node's own included, has acknowledged the prepare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from ...errors import Status, StoreRefusal
+from ...store import Applied, Change, ClientWrite, PrepareWrite
+from ...wire.frameinfo import Durability
+from ...wire.messages import Request
+from ...wire.names import DurabilityLevel
+from ...wire.numbers import DURABILITY_LEVELS
+from .required_roles import ADMINISTERS, READS, WRITES
+from .responses import Responses
+
+__all__ = [
+    "DEFAULT_SECONDS",
+    "DURABLE_COMMANDS",
+    "NO_COPIES",
+    "CopyNames",
+    "PreparedWrite",
+    "committed",
+    "copy_names",
+    "durability_of",
+    "level_of",
+    "parse_topology",
+    "patience",
+]
+
+#: Seconds until a write without a timeout of its own gives up, as on Couchbase Server.
+DEFAULT_SECONDS: Final = 10.0
+_NOBODY: Final = -1
+#: Copies in a chain: the active one and up to three replicas. A vbucket moves to one other chain
+#: at a time.
+_MOST_COPIES: Final = 4
+_MOST_CHAINS: Final = 2
+#: A vbuuid and a seqno, as in the responses to writes.
+_TOKEN_SIZE: Final = 16
+#: Commands that change a document, and so can be asked to be durable.
+DURABLE_COMMANDS: Final = WRITES - READS - ADMINISTERS
+
+
+@dataclass(frozen=True, slots=True)
+class CopyNames:
+    """The other nodes that hold a vbucket, and how many of them must acknowledge a write."""
+
+    others: frozenset[str]
+    needed: int
+    #: The copies that a moving vbucket is going to have. They must acknowledge as well.
+    future: CopyNames | None = None
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether there are at least as many copies as must acknowledge."""
+        is_enough = len(self.others) >= self.needed
+        return is_enough and (self.future is None or self.future.are_enough)
+
+    def have(self, acknowledged: Mapping[str, int], seqno: int) -> bool:
+        """Whether enough copies have a seqno; each acknowledged one is given by its name."""
+        count = sum(acknowledged.get(name, 0) >= seqno for name in self.others)
+        return count >= self.needed and (
+            self.future is None or self.future.have(acknowledged, seqno)
+        )
+
+
+#: The copies of a bucket without replicas: a write is durable once it is on this node's disk.
+NO_COPIES: Final = CopyNames(frozenset(), 0)
+
+
+def parse_topology(value: bytes) -> CopyNames:
+    """Parses the copies of a vbucket from Set VBucket: `{"topology": [["n1", "n2", null]]}`.
+
+    The first name of a chain is the active copy; null is a copy that no node holds. A second chain
+    is the one that the vbucket is moving to.
+    """
+    try:
+        chains = json.loads(value)["topology"]
+        known = [_chain(chain) for chain in chains]
+        if not 1 <= len(known) <= _MOST_CHAINS:
+            raise ValueError(f"{len(known)} chains")
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
+        raise StoreRefusal(Status.INVALID, f"the topology cannot be read: {problem}") from None
+    return known[0] if len(known) == 1 else replace(known[0], future=known[1])
+
+
+def _chain(chain: list[str | None]) -> CopyNames:
+    others = frozenset(name for name in chain[1:] if name is not None)
+    if not isinstance(chain, list) or not 1 <= len(chain) <= _MOST_COPIES:
+        raise ValueError(f"a chain names 1 to {_MOST_COPIES} nodes")
+    if not all(isinstance(name, str) and name for name in (chain[0], *others)):
+        raise ValueError("a chain consists of names")
+    return CopyNames(others, len(chain) // 2)
+
+
+def level_of(wanted: Durability) -> int:
+    """Returns the number of a durability level, from 1 on."""
+    return DURABILITY_LEVELS.dump(wanted.level)
+
+
+def durability_of(request: Request) -> Durability | None:
+    """Returns the durability that a request asks for, or None."""
+    for info in request.frames:
+        if isinstance(info, Durability) and info.level is not DurabilityLevel.NONE:
+            return info
+    return None
+
+
+def copy_names(config: bytes) -> tuple[CopyNames, ...]:
+    """Returns the copies of each vbucket by node name. Empty if the cluster map names none."""
+    try:
+        terse: dict[str, Any] = json.loads(config)
+        nodes = [node["nodeUUID"] for node in terse["nodesExt"]]
+        this = next(place for place, node in enumerate(terse["nodesExt"]) if node.get("thisNode"))
+        rows = terse["vBucketServerMap"]["vBucketMap"]
+        return tuple(
+            CopyNames(
+                frozenset(nodes[place] for place in row if place not in (_NOBODY, this)),
+                len(row) // 2,  # a majority of all copies, with this node
+            )
+            for row in rows
+        )
+    except (ValueError, KeyError, TypeError, IndexError, StopIteration, RecursionError):
+        return ()
+
+
+def patience(wanted: Durability) -> float:
+    """Returns how many seconds a write can wait for its copies."""
+    return DEFAULT_SECONDS if wanted.timeout_ms is None else wanted.timeout_ms / 1000
+
+
+@dataclass(slots=True)
+class PreparedWrite:
+    """One request whose change is prepared before it is committed."""
+
+    #: The durability level, from 1 on.
+    level: int
+    #: The result of the prepare, once the store has written it.
+    prepared: Applied | None = None
+
+    def wrap(self, change: Change) -> PrepareWrite:
+        """Returns the prepare for the change that a client asked for."""
+        return PrepareWrite(change.vbucket, cast("ClientWrite", change), self.level)
+
+
+def committed(responses: Responses, prepared: Applied, done: Applied) -> Responses:
+    """Returns the responses of a prepare with its seqno replaced by that of the commit."""
+    return tuple(_with_seqno(response, prepared.seqno, done.seqno) for response in responses)
+
+
+def _with_seqno(response: Any, prepared: int, seqno: int) -> Any:
+    if getattr(response, "seqno", None) == prepared:
+        return replace(response, seqno=seqno)
+    extras = getattr(response, "extras", b"")
+    if len(extras) == _TOKEN_SIZE and extras.endswith(prepared.to_bytes(8)):
+        return replace(response, extras=extras[:8] + seqno.to_bytes(8))
+    return response

@@ -1,0 +1,154 @@
+"""Settings of a server, each with its default and the reason for it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError
+from ..session.keepalive import IDLE_TIMEOUT
+from ..session.stream_request import Policy
+from ..wire.limits import MAX_BODY
+from .membership import Member
+
+__all__ = ["DEFAULT_PORT", "PeerRelease", "ServerSettings"]
+
+#: The data port of Couchbase Server, which clients use by default.
+DEFAULT_PORT = 11210
+
+_MIB = 1024 * 1024
+
+
+class PeerRelease(Enum):
+    """Release of the nodes that a server replicates with, for nodes that cannot negotiate it."""
+
+    TODAY = "today"
+    #: Up to 3.0, vbucket states on a stream have the numbers of the drafts: 2 is pending, 3
+    #: replica.
+    RELEASE_3_0 = "3.0"
+    #: The server of April 2014 speaks draft 001.
+    APRIL_2014 = "2014"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The settings of one server."""
+
+    host: str = "127.0.0.1"
+    #: 0 takes any free port.
+    port: int = DEFAULT_PORT
+    #: HOST or HOST:PORT that clients are told to connect to, if the server cannot know it: behind a
+    #: proxy, an address translation or a container. None: the address on which it listens.
+    advertise: str | None = None
+    #: The port of the HTTP server for maps and management, with TLS if ``port`` has it. 0 takes any
+    #: free one: java-dcp-client and gocbcore refuse a map without it. None disables HTTP.
+    http_port: int | None = 0
+    #: Certificate and key for TLS on ``port``; None serves without TLS.
+    certificate: Path | None = None
+    key: Path | None = None
+    #: Authorities that must have signed the certificates of clients; None requires no certificates.
+    client_authority: Path | None = None
+    #: File of users with their verifiers and roles; None allows every client everything.
+    users: Path | None = None
+    #: Accept passwords without TLS also on addresses that other hosts can reach, which exposes them
+    #: to the network: PLAIN on ``port``, and basic authentication on ``http_port``. For clients
+    #: that support nothing else. On loopback addresses, and without users, they are always
+    #: accepted.
+    plain_without_tls: bool = False
+    #: Allow addresses that other hosts can reach although there are no users.
+    open_to_all: bool = False
+
+    #: Connections at once. Fewer if the process may not open that many files.
+    max_connections: int = 5000
+    #: Bytes that all connections together may hold, received or to be sent, above the 64 KiB that
+    #: each may always hold. At this limit connections wait; if one waits too long, the connection
+    #: that holds the most is closed.
+    buffer_memory: int = 256 * _MIB
+    #: Streams of one connection: several for every vbucket of a large bucket.
+    max_streams: int = 8192
+    #: Seconds within which a connection must authenticate, if there are users.
+    authentication_time: float = 30.0
+    #: Seconds by which a failed authentication is delayed, so that guessing is slow.
+    authentication_delay: float = 0.25
+    #: The longest packet body. A longer one closes the connection.
+    max_body: int = MAX_BODY
+    #: Bytes received and not yet handled, above which the server stops reading from a connection.
+    max_backlog: int = 4 * _MIB
+    #: Bytes not yet sent, above which the server produces nothing more for a connection.
+    connection_memory: int = 2 * _MIB
+    #: Seconds without a byte from a peer that enabled noops, after which it is disconnected.
+    idle_timeout: float = IDLE_TIMEOUT
+    #: Seconds for which writes may keep a takeover from finishing. After that, writes get a
+    #: temporary failure until the takeover is over. Couchbase Server waits a minute.
+    takeover_time: float = 60.0
+    #: The node's identity in a cluster; None for a server outside of a cluster. The manager sends a
+    #: node its map and its vbuckets. Until it has done so after a start, documents and streams are
+    #: refused, because another node may have them by now. Writes require the manager's lease.
+    member: Member | None = None
+    #: The dialect of connections that were opened without HELLO, and the numbers of vbucket states.
+    peers: PeerRelease = PeerRelease.TODAY
+    #: Whether clients may flush a bucket.
+    flush_allowed: bool = True
+    policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 0xFFFF:
+            raise ConfigError(f"port {self.port} is not within 0..65535")
+        self.address(self.port)  # raises if the advertised address is invalid
+        if self.buffer_memory < self.max_body:
+            raise ConfigError(
+                f"the largest packet, {self.max_body} bytes, would never have room in "
+                f"buffer_memory, which is {self.buffer_memory} bytes"
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("TLS needs a certificate and a key, one of them is missing")
+        if self.client_authority is not None and self.certificate is None:
+            raise ConfigError("client certificates need TLS: give a certificate and a key")
+        if self.users is None and not self.open_to_all and not _is_loopback(self.host):
+            raise ConfigError(
+                f"without users, a server on {self.host} would let anybody read and write: "
+                "give it users, listen on 127.0.0.1, or say --open-to-all"
+            )
+
+    @property
+    def takes_plain(self) -> bool:
+        """Whether passwords are accepted without TLS."""
+        return self.plain_without_tls or self.users is None or _is_loopback(self.host)
+
+    def warnings(self) -> Iterator[str]:
+        """Yields a sentence for the log about each risk of these settings."""
+        exposed = self.users is not None and not _is_loopback(self.host)
+        if self.plain_without_tls and exposed and self.certificate is None:
+            yield "passwords are taken without TLS (plain_without_tls): the network can read them"
+        if self.users is None and not _is_loopback(self.host):
+            yield f"everybody who reaches {self.host} may read and write everything (open_to_all)"
+        elif self.certificate is None and not _is_loopback(self.host):
+            yield f"documents travel without TLS on {self.host}: the network can read them"
+
+    def address(self, port: int) -> tuple[str, int]:
+        """Returns the address by which clients reach a server that listens on ``port``."""
+        if self.advertise is None:
+            return self.host, port
+        try:
+            parts = urlsplit(f"//{self.advertise}")
+            host, advertised = parts.hostname, parts.port
+        except ValueError as problem:
+            raise ConfigError(f"{self.advertise!r} cannot be advertised: {problem}") from None
+        if not host or parts.netloc != self.advertise or "@" in self.advertise or advertised == 0:
+            raise ConfigError(
+                f"{self.advertise!r} cannot be advertised: give HOST, HOST:PORT or [IPV6]:PORT"
+            )
+        return host, advertised or port
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,599 @@
+"""Consumer session: the sans-I/O protocol state of one connection to a producer node.
+
+It takes received bytes and returns events. It takes commands and returns bytes to send. Each
+stream has its own state:
+
+    open ──from 0──────────────────────────> REQUESTED ──accepted──> OPEN ──end──> gone
+      └──else──> ASKED_LOG ──logs agree──────────^ │
+                    ^  └──they part: RolledBack────┤
+                    └───rollback: RolledBack───────┘
+
+In drafts 002 and 000 a producer accepts a stream without its failover log. So the session always
+requests the log before the stream, and again while changes flow (CHECKING). If a failover
+happened in between, the session fails and the connection must be opened again.
+
+Every rule of the protocol is checked before a row is emitted. The first broken rule ends the
+session (`broken`); everything before it is delivered. The session knows neither sockets nor
+clocks, and nothing of other nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from ..errors import DecodeError, RemoteProtocolError, Status
+from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
+from ..wire import kv
+from ..wire import messages as m
+from ..wire.dialects import Dialect, SnapshotStyle
+from ..wire.names import Command, MarkerFlag, OsoFlag, StreamFlag
+from ..wire.system_events import NamedEvent, named_event
+from .consumer_events import (
+    Answered,
+    Event,
+    Flushed,
+    MapPushed,
+    RollbackReason,
+    RolledBack,
+    StateAsked,
+    StreamFinished,
+    StreamOpened,
+    StreamRefused,
+    SyncWrite,
+    SystemHappened,
+)
+from .inbound_rows import Inbound, RowChunk, inbound_for
+from .rollback_point import agree, lowered
+from .row_rules import RowCheck, Stream, broken_rule
+from .stream_position import Position, PositionTracker
+
+__all__ = ["ConsumerSession", "StreamOptions"]
+
+#: Lower opaques belong to streams. Other requests on the connection use opaques from here on.
+FIRST_OTHER_OPAQUE: Final = 0x4000_0000
+
+_SYSTEM: Final = (
+    m.CollectionCreated,
+    m.CollectionDropped,
+    m.ScopeCreated,
+    m.ScopeDropped,
+    m.SystemEvent,
+)
+_SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
+
+
+class _Phase(Enum):
+    ASKED_LOG = auto()
+    REQUESTED = auto()
+    CHECKING = auto()
+    OPEN = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The parameters of a stream request."""
+
+    end: int = NO_END
+    flags: StreamFlag = StreamFlag.NONE
+    #: The collection filter, as a JSON object.
+    filter: bytes = b""
+    #: Accept only the branch that the position names, even if the producer has a later one.
+    same_branch: bool = False
+    #: Request the failover log before a stream that does not start at seqno 0. A consumer that can
+    #: go back to any seqno by itself does not need this: it receives the rollback seqno in a
+    #: `RolledBack` event that was not carried out (``refused``), and opens the stream again.
+    asks_log: bool = True
+    #: The consumer group's name, which drafts 002 and 000 send in a request.
+    group: str = "upriver"
+
+
+class _Conversation(Stream):
+    """One stream, and the phase of its negotiation."""
+
+    __slots__ = ("options", "phase", "served")
+
+    def __init__(self, vbucket: int, opaque: int, position: Position, options: StreamOptions):
+        super().__init__(vbucket, opaque, PositionTracker(position))
+        self.options = options
+        self.phase = _Phase.ASKED_LOG
+        #: The last failover log that the producer sent for this vbucket.
+        self.served = FailoverLog(())
+
+
+class ConsumerSession:
+    """The streams of one open connection."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        refuse_rollback: bool = False,
+        sync_writes: bool = False,
+        out_of_order: bool = False,
+        purge_seqnos: bool = False,
+    ) -> None:
+        """The keyword arguments after ``refuse_rollback`` were negotiated: see `Opened`."""
+        self._dialect = dialect
+        self._sync_writes = sync_writes
+        self._takes_out_of_order = out_of_order
+        self._names_purge_seqnos = purge_seqnos
+        #: Whether a stream request carries the snapshot of the position.
+        self._names_snapshots = dialect.snapshot_style is SnapshotStyle.RANGE_MARKER
+        self._refuse_rollback = refuse_rollback
+        self._inbound: Inbound = inbound_for(dialect, self._vbucket_of)
+        self._outbox: list[bytes] = []
+        self._streams: dict[int, _Conversation] = {}
+        self._vbuckets: dict[int, int] = {}
+        self._next_opaque = 1
+        self._rows = RowCheck(self._streams, self._was_a_stream)
+        #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
+        #: are acknowledged.
+        self._freed = 0
+        #: Increases with every chunk of complete packets. Received bytes alone do not prove that
+        #: the producer works.
+        self.packets_taken = 0
+        #: The rule that the producer broke. If it is set, nothing more is read.
+        self.broken: RemoteProtocolError | None = None
+
+    # ---- commands ------------------------------------------------------------------------
+
+    def open(self, vbucket: int, position: Position, options: StreamOptions | None = None) -> None:
+        """Requests the changes of a vbucket after a position."""
+        if vbucket in self._vbuckets:
+            raise ValueError(f"there is a stream of vbucket {vbucket}")
+        opaque, self._next_opaque = self._next_opaque, self._next_opaque + 1
+        stream = _Conversation(vbucket, opaque, position, options or StreamOptions())
+        self._streams[opaque] = stream
+        self._vbuckets[vbucket] = opaque
+        if (
+            position.seqno and stream.options.asks_log
+        ) or not self._dialect.accepts_with_failover_log:
+            self._ask_log(stream, _Phase.ASKED_LOG)
+        else:
+            self._request(stream)
+
+    def close(self, vbucket: int) -> None:
+        """Closes a stream. Packets of it that are still in transit are dropped."""
+        opaque = self._vbuckets.pop(vbucket)
+        del self._streams[opaque]
+        if self._dialect.opens_connections:
+            self.send(m.CloseStream(vbucket=vbucket, opaque=opaque))
+
+    def confirm_state(self, vbucket: int) -> None:
+        """Confirms that the vbucket has the state that `StateAsked` named."""
+        opaque = self._vbuckets.get(vbucket)
+        if opaque is not None and self._dialect.acknowledges_state:
+            self.send(m.PlainResponse(command=Command.SET_STREAM_STATE, opaque=opaque))
+
+    def acknowledge(self, size: int) -> None:
+        """Sends a flow-control acknowledgement, so that the producer can send more."""
+        self.send(m.BufferAck(size=size))
+
+    def send(self, *messages: m.Message) -> None:
+        """Queues messages. Requests of the caller must not use the opaque of a stream."""
+        self._outbox += map(self._dialect.encode, messages)
+
+    def data_to_send(self) -> bytes:
+        data, self._outbox = b"".join(self._outbox), []
+        return data
+
+    def take_freed(self) -> int:
+        """Returns the counted bytes since the last call that belong to no event."""
+        freed, self._freed = self._freed, 0
+        return freed
+
+    @property
+    def vbuckets(self) -> frozenset[int]:
+        """The vbuckets with a stream, in any phase."""
+        return frozenset(self._vbuckets)
+
+    def is_open(self, vbucket: int) -> bool:
+        """Whether the producer has accepted the stream of a vbucket."""
+        opaque = self._vbuckets.get(vbucket)
+        return opaque is not None and self._streams[opaque].flowing
+
+    def awaits_answer(self, vbucket: int) -> bool:
+        """Whether the session still waits for a response about a vbucket's stream."""
+        return self._streams[self._vbuckets[vbucket]].phase is not _Phase.OPEN
+
+    def opaque(self, vbucket: int) -> int:
+        """Returns the opaque that the messages of a vbucket's stream carry."""
+        return self._vbuckets[vbucket]
+
+    def position(self, vbucket: int) -> Position:
+        """Returns the position up to which a vbucket's stream was received."""
+        return self._streams[self._vbuckets[vbucket]].tracker.position()
+
+    def seqno(self, vbucket: int) -> int:
+        """Returns only the seqno of `position`, which is cheap to call often."""
+        return self._streams[self._vbuckets[vbucket]].tracker.seqno
+
+    def heard(self, vbucket: int) -> int:
+        """Returns a counter that changes whenever something arrives on a vbucket's stream."""
+        return self._streams[self._vbuckets[vbucket]].heard
+
+    # ---- bytes in ------------------------------------------------------------------------
+
+    def space(self) -> memoryview:
+        """Returns the buffer into which received bytes are written, before `received`."""
+        return self._inbound.space()
+
+    def received(self, size: int) -> list[Event]:
+        """Processes ``size`` bytes that were written to `space`."""
+        return self._events(self._inbound.wrote(size))
+
+    def feed(self, data: bytes | memoryview) -> list[Event]:
+        """Processes received bytes from another buffer."""
+        return self._events(self._inbound.feed(data))
+
+    def _events(self, chunks: Iterator[RowChunk]) -> list[Event]:
+        events: list[Event] = []
+        if self.broken is not None:
+            return events
+        try:
+            for chunk in chunks:
+                self._take(chunk, events)
+        except (DecodeError, RemoteProtocolError) as broken:
+            self.broken = broken
+        return events
+
+    def _take(self, chunk: RowChunk, events: list[Event]) -> None:
+        """Processes rows and other messages in order. What precedes a broken rule is emitted."""
+        check = self._rows
+        self.packets_taken += 1
+        self._freed += chunk.others_counted
+        check.begin(chunk.batch, chunk.rows_counted)
+        try:
+            for rows_before, message in chunk.others:
+                check.rows_until(rows_before)
+                self._handle(message, events)
+            check.rows_until(chunk.batch.num_rows)
+        finally:
+            self._freed += check.finish(events)
+            for stream in check.owed:
+                answer = m.PlainResponse(command=Command.SNAPSHOT_MARKER, opaque=stream.opaque)
+                self.send(answer)
+            check.owed.clear()
+
+    def _handle(self, message: m.Message, events: list[Event]) -> None:
+        if isinstance(message, m.StreamNoop):
+            self.send(m.PlainResponse(command=Command.STREAM_NOOP, opaque=message.opaque))
+        elif isinstance(message, m.Response):
+            self._answer(message, events)
+        elif isinstance(message, kv.ClustermapChanged):
+            events.append(MapPushed(message.config))
+        elif isinstance(message, m.UnknownCommand) and message.from_server:
+            pass  # a newer server-to-client command, which does not concern streams
+        elif isinstance(message, m.RequestError):
+            self._refused(message, _status_in(message.text), b"", events)
+        else:
+            stream = self._streams.get(message.opaque)
+            if stream is not None:
+                self._stream_message(stream, message, events)
+            elif not self._was_a_stream(message.opaque):
+                name = type(message).__name__
+                raise broken_rule("opaque", None, f"{name} has the opaque {message.opaque}")
+
+    def _was_a_stream(self, opaque: int) -> bool:
+        return 0 < opaque < self._next_opaque
+
+    def _vbucket_of(self, opaque: int) -> int:
+        stream = self._streams.get(opaque)
+        return 0 if stream is None else stream.vbucket
+
+    # ---- answers -------------------------------------------------------------------------
+
+    def _answer(self, answer: m.Response, events: list[Event]) -> None:
+        stream = self._streams.get(answer.opaque)
+        if stream is None:
+            events.append(Answered(answer))
+        elif isinstance(answer, m.FailoverLogResponse):
+            self._learn_log(stream, FailoverLog(answer.failover_log), events)
+        elif answer.command in (Command.FAILOVER_LOG, Command.GET_FAILOVER_LOG):
+            self._refused(answer, answer.status, _value(answer), events)
+        elif stream.phase is not _Phase.REQUESTED:
+            self._answer_for_log(stream, answer, events)
+        elif isinstance(answer, m.StreamAccepted):
+            self._accepted(stream, FailoverLog(answer.failover_log), events)
+        elif isinstance(answer, m.StreamRollback):
+            self._go_back(stream, answer.seqno, events)
+        elif answer.status is Status.NOT_FOUND and stream.tracker.seqno:
+            self._go_back(stream, 0, events)  # draft 001 answers so if it lacks the branch
+        else:
+            self._refused(answer, answer.status, _value(answer), events)
+
+    def _answer_for_log(
+        self, stream: _Conversation, answer: m.Response, events: list[Event]
+    ) -> None:
+        """Handles a response to a failover log request that does not name its request.
+
+        Draft 002 omits the command. In the other drafts such a response breaks a rule.
+        """
+        if self._dialect.has_memcached_header or stream.phase is _Phase.OPEN:
+            raise broken_rule("answer", stream.vbucket, f"{answer.command} was not asked")
+        if isinstance(answer, m.StreamAccepted):
+            self._learn_log(stream, FailoverLog(()), events)  # the form of an empty log
+        else:
+            self._refused(answer, answer.status, _value(answer), events)
+
+    def _learn_log(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+        log = log.sanitised()
+        if stream.phase is _Phase.ASKED_LOG:
+            stream.served = log
+            if self._left_behind(stream, log, events):
+                return
+            position, reason = agree(stream.tracker.position(), log)
+            if reason is None:
+                stream.tracker = PositionTracker(position)
+            elif not self._roll_back(stream, position, reason, events):
+                return
+            self._request(stream)
+        elif stream.phase is not _Phase.CHECKING:
+            raise broken_rule("answer", stream.vbucket, "a failover log that was not asked for")
+        elif log == stream.served:
+            stream.phase = _Phase.OPEN
+        else:
+            # The changes may belong to either history, and these drafts cannot close a stream.
+            detail = "the history changed while the stream was opened"
+            raise broken_rule("branch", stream.vbucket, detail)
+
+    def _accepted(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+        if not self._dialect.accepts_with_failover_log:
+            self._opened(stream, stream.served, events)
+            self._ask_log(stream, _Phase.CHECKING)
+            return
+        stream.served = log = log.sanitised()
+        if self._left_behind(stream, log, events):
+            return
+        if stream.skip_until:
+            # The producer accepted a boundary, but rows read beyond it may be of a lost branch.
+            position, reason = agree(stream.tracker.position(), log)
+            if reason is not None:
+                if not self._roll_back(stream, position, reason, events):
+                    return
+                stream.skip_until = 0
+        self._opened(stream, log, events)
+
+    def _left_behind(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> bool:
+        """Closes a stream with ``same_branch`` if the newest branch is another; returns whether."""
+        wanted = stream.tracker.vbuuid
+        keeps_to_one = stream.options.same_branch and wanted != 0
+        if not keeps_to_one or not len(log) or log.newest.vbuuid == wanted:
+            return False
+        known = log.branch_end(wanted, NO_END) is not None
+        reason = RollbackReason.DIVERGED if known else RollbackReason.UNKNOWN_BRANCH
+        position = stream.tracker.position()
+        events.append(
+            RolledBack(stream.vbucket, position.seqno, position, reason, refused=True, served=log)
+        )
+        self.close(stream.vbucket)
+        return True
+
+    def _opened(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+        stream.phase = _Phase.OPEN
+        stream.flowing = True
+        if self._dialect.snapshot_style is SnapshotStyle.BARE_MARKER:
+            # Servers of draft 001 send a backfill first, then the marker that closes it.
+            stream.open_snapshot()
+            stream.implied = True
+        stream.tracker.follow(log)
+        events.append(StreamOpened(stream.vbucket, log))
+
+    def _go_back(self, stream: _Conversation, seqno: int, events: list[Event]) -> None:
+        """Handles a rollback response: the producer asks for a lower seqno than the logs gave."""
+        if not stream.tracker.seqno:
+            detail = "there is nothing before the beginning to go back to"
+            raise broken_rule("rollback", stream.vbucket, detail)
+        if not stream.options.asks_log:
+            to = Position(StreamOffset(stream.tracker.vbuuid, seqno, Snapshot(seqno, seqno)))
+            reason = RollbackReason.DIVERGED if seqno else RollbackReason.UNKNOWN_BRANCH
+            self._forget(stream)
+            events.append(RolledBack(stream.vbucket, stream.tracker.seqno, to, reason, True))
+            return
+        position, reason = lowered(stream.tracker.position(), seqno)
+        if self._roll_back(stream, position, reason, events):
+            if position.seqno:
+                self._ask_log(stream, _Phase.ASKED_LOG)  # another failover may have happened
+            else:
+                self._request(stream)
+
+    def _roll_back(
+        self,
+        stream: _Conversation,
+        position: Position,
+        reason: RollbackReason,
+        events: list[Event],
+    ) -> bool:
+        """Emits a rollback event. Returns False, and closes the stream, if rollback is refused."""
+        refused = self._refuse_rollback
+        from_seqno = stream.tracker.seqno
+        events.append(
+            RolledBack(stream.vbucket, from_seqno, position, reason, refused, served=stream.served)
+        )
+        if refused:
+            self.close(stream.vbucket)
+            return False
+        stream.tracker = PositionTracker(position)
+        return True
+
+    def _refused(
+        self, message: m.Message, status: Status, value: bytes, events: list[Event]
+    ) -> None:
+        stream = self._streams.get(message.opaque)
+        if stream is not None:
+            self._forget(stream)
+            position = stream.tracker.position()
+            events.append(StreamRefused(stream.vbucket, status, position, value))
+
+    # ---- requests ------------------------------------------------------------------------
+
+    def _ask_log(self, stream: _Conversation, phase: _Phase) -> None:
+        stream.phase = phase
+        self.send(m.FailoverLogRequest(vbucket=stream.vbucket, opaque=stream.opaque))
+
+    def _request(self, stream: _Conversation) -> None:
+        stream.phase = _Phase.REQUESTED
+        position, options = stream.tracker.position(), stream.options
+        offset = position.offset
+        stream.skip_until = 0
+        start, snapshot = offset.seqno, offset.snapshot
+        if not self._names_snapshots or snapshot.end == NO_END:
+            # A request cannot name this snapshot. Read it again from its start, and skip the rows
+            # that were emitted before.
+            start = position.last_boundary
+            snapshot = Snapshot(start, start)
+            stream.skip_until = offset.seqno if start != offset.seqno else 0
+        request = m.StreamRequest(
+            vbucket=stream.vbucket,
+            opaque=stream.opaque,
+            start=start,
+            end=max(options.end, start),
+            vbuuid=offset.vbuuid if start else 0,
+            snapshot_start=snapshot.start if self._names_snapshots else None,
+            snapshot_end=snapshot.end if self._names_snapshots else None,
+            high_seqno=None if self._names_snapshots else _branch_start(position),
+            group="" if self._dialect.opens_connections else options.group,
+            flags=options.flags,
+            filter=self._filter(options, position, start),
+        )
+        self.send(request)
+
+    def _filter(self, options: StreamOptions, position: Position, start: int) -> bytes:
+        """Returns the collection filter of a request, with the purge seqno if it is needed.
+
+        A consumer below the producer's purge seqno may continue if it names that same purge seqno.
+        """
+        if not self._names_purge_seqnos or not 0 < start < position.purge_seqno:
+            return options.filter
+        chosen = json.loads(options.filter or b"{}")
+        return json.dumps({**chosen, "purge_seqno": str(position.purge_seqno)}).encode()
+
+    def _forget(self, stream: _Conversation) -> None:
+        del self._streams[stream.opaque]
+        del self._vbuckets[stream.vbucket]
+
+    # ---- messages of a stream ------------------------------------------------------------
+
+    def _stream_message(
+        self, stream: _Conversation, message: m.Message, events: list[Event]
+    ) -> None:
+        vbucket = getattr(message, "vbucket", stream.vbucket)
+        if vbucket not in (stream.vbucket, m.VBUCKET_NOT_CARRIED):
+            raise broken_rule("vbucket", stream.vbucket, f"a message is of vbucket {vbucket}")
+        if not stream.flowing:
+            name = type(message).__name__
+            raise broken_rule("message", stream.vbucket, f"{name} came before the stream did")
+        if isinstance(message, m.SnapshotMarker):
+            self._marker(stream, message)
+        elif isinstance(message, m.SnapshotStart):
+            stream.open_snapshot()
+        elif isinstance(message, m.SnapshotEnd):
+            self._rows.closed(stream)
+        elif isinstance(message, m.StreamStart):
+            pass
+        elif isinstance(message, m.SeqnoAdvanced):
+            # Couchbase servers may announce the end of a backfill twice.
+            at_end = stream.tracker.is_consistent and message.seqno == stream.tracker.seqno
+            if not at_end:
+                self._rows.advanced(stream, message.seqno)
+        elif isinstance(message, _SYSTEM):
+            self._system(stream, message, events)
+        elif self._sync_writes and isinstance(message, _SYNC_WRITES):
+            self._sync_write(stream, message, events)
+        elif self._takes_out_of_order and isinstance(message, m.OsoSnapshot):
+            self._out_of_order(stream, message)
+        elif isinstance(message, m.StreamEnd):
+            self._ended(stream, message, events)
+        elif isinstance(message, m.SetStreamState):
+            self._rows.flush(events)
+            events.append(StateAsked(stream.vbucket, message.state))
+        elif isinstance(message, m.FlushStream):
+            self._rows.flush(events)
+            events.append(Flushed(stream.vbucket))
+        else:
+            name = type(message).__name__
+            raise broken_rule("message", stream.vbucket, f"{name} was not negotiated")
+
+    def _marker(self, stream: _Conversation, marker: m.SnapshotMarker) -> None:
+        if marker.start is None or marker.end is None:
+            # In draft 001 a marker ends the snapshot before it, and may begin another.
+            self._close_open_snapshot(stream)
+            stream.open_snapshot()
+            return
+        stream.begin_snapshot(Snapshot(marker.start, marker.end), marker.purge_seqno)
+        stream.owes_ack = bool(marker.flags & MarkerFlag.ACK)
+
+    def _out_of_order(self, stream: _Conversation, edge: m.OsoSnapshot) -> None:
+        if edge.flags & OsoFlag.START:
+            stream.begin_out_of_order()
+        elif edge.flags & OsoFlag.END:
+            self._rows.out_of_order_ended(stream)
+
+    def _system(
+        self,
+        stream: _Conversation,
+        message: NamedEvent | m.SystemEvent,
+        events: list[Event],
+    ) -> None:
+        if isinstance(message, m.SystemEvent):
+            try:
+                message = named_event(message)
+            except ValueError as problem:
+                detail = f"a system event cannot be read: {problem}"
+                raise broken_rule("system event", stream.vbucket, detail) from None
+        self._rows.flush(events)
+        self._rows.advanced(stream, message.seqno)
+        if not isinstance(message, m.SystemEvent):
+            stream.tracker.manifest_uid = max(stream.tracker.manifest_uid, message.manifest_uid)
+        events.append(SystemHappened(stream.vbucket, message))
+
+    def _sync_write(
+        self, stream: _Conversation, write: m.Prepare | m.Commit | m.Abort, events: list[Event]
+    ) -> None:
+        if isinstance(write, m.Prepare):
+            seqno = write.seqno
+        elif isinstance(write, m.Commit):
+            seqno = write.commit_seqno
+        else:
+            seqno = write.abort_seqno
+        self._rows.flush(events)
+        self._rows.advanced(stream, seqno)
+        events.append(SyncWrite(stream.vbucket, write))
+
+    def _close_open_snapshot(self, stream: _Conversation) -> None:
+        """Completes a snapshot without a known end, unless it was only implied and is empty."""
+        is_open = stream.tracker.snapshot.end == NO_END
+        if is_open and (stream.heard or not stream.implied):
+            self._rows.closed(stream)
+        stream.implied = False
+
+    def _ended(self, stream: _Conversation, end: m.StreamEnd, events: list[Event]) -> None:
+        if end.reason is StreamEndReason.OK:
+            self._close_open_snapshot(stream)
+        self._finish(stream, end.reason, events)
+
+    def _finish(self, stream: _Conversation, reason: StreamEndReason, events: list[Event]) -> None:
+        self._rows.flush(events)
+        self._forget(stream)
+        events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
+
+
+def _branch_start(position: Position) -> int:
+    """Returns the seqno at which the consumer's branch began; the oldest drafts request it."""
+    return next((e.seqno for e in position.log if e.vbuuid == position.offset.vbuuid), 0)
+
+
+def _status_in(text: str) -> Status:
+    """Returns the status of a draft 002 refusal, from its text.
+
+    Draft 002 has no status codes; Upriver's own refusals begin with the name of the status.
+    """
+    return Status.__members__.get(text.partition(":")[0], Status.INVALID)
+
+
+def _value(answer: m.Response) -> bytes:
+    return answer.value if isinstance(answer, m.PlainResponse) else b""

@@ -1,0 +1,71 @@
+"""The keyword arguments of ``mirror`` and ``changelog``, for type checkers.
+
+Each is a setting of `all_settings` in snake case; a test compares both. At run time the names of
+Spark's options (``maxOffsetsPerTrigger``) are accepted too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, TypedDict
+
+__all__ = ["ChangelogOptions", "MirrorOptions", "PipelineOptions"]
+
+
+class PipelineOptions(TypedDict, total=False):
+    """Options of the source and of every pipeline."""
+
+    bucket: str
+    user: str
+    password: str
+    password_file: str | os.PathLike[str]
+    password_env: str
+    ca_file: str | os.PathLike[str]
+    insecure: bool
+    allow_plain: bool
+    connect_timeout: float | str
+    request_timeout: float | str
+    retry_timeout: float | str
+    collections: str
+    scope: str
+    vbuckets: str
+    max_offsets_per_trigger: int
+    max_bytes_per_trigger: int | str
+    min_partitions: int
+    num_partitions: int
+    fail_on_data_loss: bool
+    on_rollback: Literal["emit", "fail"]
+    no_value: bool
+    value_format: Literal["binary", "string"]
+    decompress: bool
+    compression: bool
+    flow_control_buffer: int | str
+    long_poll: float | str
+    once: bool
+    trigger: float | str
+    compact_every: int
+    keep_versions: float | str
+    keep_versions_size: int | str
+    storage_options: str | Mapping[str, str]
+
+
+class ChangelogOptions(PipelineOptions, total=False):
+    """Options of a change log."""
+
+    starting_offsets: str
+    xattrs: bool
+    mode: Literal["PERMISSIVE", "FAILFAST"]
+    column_name_of_corrupt_record: str
+    format: Literal["delta", "parquet"]
+    checkpoint: str | os.PathLike[str]
+
+
+class MirrorOptions(PipelineOptions, total=False):
+    """Options of a mirror."""
+
+    value_schema: str
+    keep_deleted: bool
+    table_per_collection: bool
+    groups: int
+    merge_on_read: Literal["true", "false"]

@@ -1,0 +1,65 @@
+"""Spark's DataSource class of the format ``dcp``: its readers and writers.
+
+Spark pickles these objects into its processes, so constructors open no connections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from ..errors import ConfigError
+from .row_schema import spark_schema
+from .source_options import ReadOptions, WriteOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+
+__all__ = ["DcpDataSource"]
+
+
+class DcpDataSource(DataSource):
+    """Reads the changes of a bucket as a batch or a stream, and writes its documents."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dcp"
+
+    def schema(self) -> StructType:
+        return spark_schema(ReadOptions.parse(self.options).rows)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from .batch_reader import batch_reader
+
+        return batch_reader(self._read_options(schema).for_batch())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from .stream_reader import DcpStreamReader
+
+        return DcpStreamReader(self._read_options(schema).for_stream())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from .sink import writer
+
+        return writer(WriteOptions.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from .sink import stream_writer
+
+        return stream_writer(WriteOptions.parse(self.options), schema, overwrite)
+
+    def _read_options(self, schema: StructType) -> ReadOptions:
+        options = ReadOptions.parse(self.options)
+        if schema != spark_schema(options.rows):
+            raise ConfigError(
+                "the format dcp has a fixed schema: leave schema(...) out and select or parse its "
+                "columns (upriver.spark.parse makes columns of JSON)"
+            )
+        return options

@@ -1,0 +1,119 @@
+"""Uses of Spark's private interfaces, which may change with any version of Spark.
+
+    the name of a class        `LOCAL_CHECKPOINT_MANAGER`: quicker checkpoints on a local disk
+    the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
+    how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
+    a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
+
+``tests/spark/test_internals.py`` shows for each what breaks when it changes. Tables also read the
+offsets in Spark's checkpoints (`tables.offset_log`). For these reasons pyproject.toml has an upper
+bound of Spark's version.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["LOCAL_CHECKPOINT_MANAGER", "PUSHDOWN_WORKER", "worker_python"]
+
+#: Renames on a local disk are atomic, and this manager writes the two files of a batch in half of
+#: the time of the general one. It is not for object stores.
+LOCAL_CHECKPOINT_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+#: Spark imports this module in the worker where filters may be pushed down; it refuses a reader
+#: that accepts filters elsewhere.
+PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# Spark puts archives of itself first on the path of its workers. They hold no compiled modules,
+# so every worker would compile them anew; the interpreter below has them installed.
+set -f
+IFS=:
+kept=
+for entry in $PYTHONPATH; do
+  case $entry in
+    *pyspark.zip | *py4j*src.zip | *.jar) ;;
+    *) kept="${{kept:+$kept:}}$entry" ;;
+  esac
+done
+unset IFS
+export PYTHONPATH="$kept"
+# Spark has a setting for its daemon, but does not follow it everywhere.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m upriver.spark.worker_daemon "$@"
+fi
+exec {python} "$@"
+"""
+
+
+def worker_python(directory: Path | None = None) -> str:
+    """The interpreter for Spark's workers: this one, behind a script as described above.
+
+    The script is written to ``directory``, by default in the user's cache. If it cannot be written
+    or executed, or Spark itself is imported from an archive, the plain interpreter is returned.
+    """
+    import pyspark
+
+    if not Path(pyspark.__file__).is_file():
+        return sys.executable
+    content = _WRAPPER.format(python=shlex.quote(sys.executable))
+    # one file per interpreter, so that two interpreters do not overwrite each other's
+    name = f"spark-python-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    for place in (directory or _cache_directory(), None):
+        try:
+            script = (_own(place) if place is not None else _passing_directory()) / name
+            _write_if_different(script, content)
+        except OSError:
+            continue
+        if os.access(script, os.X_OK):
+            return str(script)
+    return sys.executable
+
+
+def _cache_directory() -> Path | None:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upriver"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _own(directory: Path) -> Path:
+    """Creates a directory, and checks that other users cannot write to it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = directory.stat()
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise PermissionError(f"other users may write to {directory}")
+    return directory
+
+
+def _passing_directory() -> Path:
+    """A temporary directory that is removed when this process ends."""
+    directory = tempfile.mkdtemp(prefix="upriver-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
+def _write_if_different(script: Path, content: str) -> None:
+    if script.is_file() and script.read_text() == content:
+        return
+    handle, draft = tempfile.mkstemp(dir=script.parent, prefix=f"{script.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+        os.chmod(draft, 0o700)
+        os.replace(draft, script)
+    except OSError:
+        os.unlink(draft)
+        raise

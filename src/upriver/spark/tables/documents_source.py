@@ -1,0 +1,72 @@
+"""The documents of a bucket as rows of a mirror, for `verify`: a format of its own for Spark.
+
+Each change is a row of the mirror's shape, with ``gone`` where the mirror has no row for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import Schema
+from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.types import BooleanType, StructType
+
+from ..batch_reader import DcpBatchReader
+from ..fold import ROLLBACK
+from ..source_options import ReadOptions
+from .shape import MirrorShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["GONE", "documents_as_rows"]
+
+#: Says of a document that the mirror has no row for it.
+GONE: Final = "gone"
+_SHAPE: Final = "upriver.shape"
+
+
+def documents_as_rows(
+    spark: SparkSession, options: Mapping[str, str], shape: MirrorShape
+) -> DataFrame:
+    """The changes of a bucket, each as a row of a mirror."""
+    spark.dataSource.register(_Documents)
+    told = {**options, _SHAPE: shape.to_json()}
+    return spark.read.format(_Documents.name()).options(**told).load()
+
+
+class _Documents(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "upriver-documents"
+
+    def _shape(self) -> MirrorShape:
+        return MirrorShape.of_json(self.options[_SHAPE])
+
+    def schema(self) -> StructType:
+        told = Schema.from_arrow(self._shape().arrow_schema).to_json()
+        return StructType.fromJson(json.loads(told)).add(GONE, BooleanType())
+
+    def reader(self, schema: StructType) -> _Reader:
+        source = {name: text for name, text in self.options.items() if name.lower() != _SHAPE}
+        shape = self._shape()
+        return _Reader(shape.read_options(ReadOptions.parse(source).for_batch()), shape)
+
+
+class _Reader(DcpBatchReader):
+    def __init__(self, options: ReadOptions, shape: MirrorShape) -> None:
+        super().__init__(options)
+        self._shape = shape
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for changes in super().read(partition):
+            told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
+            if told.num_rows:
+                made, is_row, _ = self._shape.rows(told)
+                yield made.append_column(GONE, pa.array(~is_row))

@@ -1,0 +1,218 @@
+"""JSON values as columns, in the tasks that read them: what Spark's ``from_json`` would make.
+
+A value that is no JSON object, or has a member that does not fit its type, is null in all columns
+and keeps its bytes apart. As in Spark, a column of text takes any JSON as its text, a missing
+member is null, and members without a column are left out. Dates and timestamps are ISO 8601; one
+without a zone is UTC.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from ...errors import ConfigError
+
+__all__ = ["JsonColumns"]
+
+_Convert = Callable[[Any], Any]
+_INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+NOT_JSON: Final = "it is no JSON"
+NOT_FITTING: Final = "it does not fit the schema"
+
+
+class _Misfit(ValueError):
+    """A member that does not fit its type."""
+
+
+class _Number(float):
+    """A JSON number with a fraction or an exponent, and how it was written."""
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> _Number:
+        number = cls(text)
+        number.text = text
+        return number
+
+
+class JsonColumns:
+    """The columns of one schema."""
+
+    def __init__(self, members: Mapping[str, tuple[pa.DataType, _Convert]]) -> None:
+        self._members = members
+        self.schema = pa.schema([(name, kind) for name, (kind, _) in members.items()])
+
+    @classmethod
+    def of_spark(cls, schema: str) -> Self:
+        """From Spark's JSON of a schema; ConfigError for a type that has no JSON."""
+        return cls({m["name"]: _type(m["type"], m["name"]) for m in json.loads(schema)["fields"]})
+
+    def parse(self, values: Any) -> tuple[dict[str, Any], Any, list[str | None]]:
+        """By name the columns; the bytes of values that do not fit; and why they do not."""
+        found: dict[str, list[Any]] = {name: [] for name in self._members}
+        corrupt: list[bytes | None] = []
+        reasons: list[str | None] = []
+        for value in values.to_pylist():
+            row, reason = self._row(value)
+            for name, column in found.items():
+                column.append(row.get(name))
+            corrupt.append(value if reason else None)
+            reasons.append(reason)
+        columns = {name: pa.array(column, self._members[name][0]) for name, column in found.items()}
+        return columns, pa.array(corrupt, pa.binary()), reasons
+
+    def _row(self, value: bytes | None) -> tuple[dict[str, Any], str | None]:
+        if value is None:
+            return {}, None
+        try:
+            told = json.loads(value.decode("utf-8"), parse_float=_Number.parse, parse_constant=_no)
+        except (ValueError, RecursionError):
+            return {}, NOT_JSON
+        if not isinstance(told, dict):
+            return {}, NOT_FITTING
+        try:
+            return {
+                name: convert(told[name])
+                for name, (_, convert) in self._members.items()
+                if told.get(name) is not None
+            }, None
+        except (_Misfit, OverflowError):
+            return {}, NOT_FITTING
+
+
+def _no(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _type(told: Any, name: str) -> tuple[pa.DataType, _Convert]:
+    if isinstance(told, Mapping):
+        return _nested(told, name)
+    if told in _INTEGERS:
+        bits = _INTEGERS[told]
+        return _ARROW_INTEGERS[bits], _integer(bits)
+    if told.startswith("decimal"):
+        precision, scale = map(int, told[8:-1].split(",")) if "(" in told else (10, 0)
+        return pa.decimal128(precision, scale), _decimal(precision, scale)
+    plain: dict[str, tuple[pa.DataType, _Convert]] = {
+        "string": (pa.string(), _text),
+        "boolean": (pa.bool_(), _boolean),
+        "double": (pa.float64(), _double),
+        "float": (pa.float32(), _float),
+        "date": (pa.date32(), _date),
+        "timestamp": (pa.timestamp("us", tz="UTC"), _timestamp),
+    }
+    if told not in plain:
+        raise ConfigError(f"valueSchema: the member {name} has the type {told}, which JSON has not")
+    return plain[told]
+
+
+def _nested(told: Mapping[str, Any], name: str) -> tuple[pa.DataType, _Convert]:
+    if told["type"] == "array":
+        kind, convert = _type(told["elementType"], name)
+        return pa.list_(kind), lambda value: [
+            None if one is None else convert(one) for one in _of(list, value)
+        ]
+    if told["type"] == "struct":
+        members = {one["name"]: _type(one["type"], one["name"]) for one in told["fields"]}
+        fields = [(one, kind) for one, (kind, _) in members.items()]
+        return pa.struct(fields), lambda value: {
+            one: None if _of(dict, value).get(one) is None else convert(value[one])
+            for one, (_, convert) in members.items()
+        }
+    if told["type"] == "map" and told["keyType"] == "string":
+        kind, convert = _type(told["valueType"], name)
+        return pa.map_(pa.string(), kind), lambda value: [
+            (_text(key), None if one is None else convert(one))
+            for key, one in _of(dict, value).items()
+        ]
+    raise ConfigError(f"valueSchema: the member {name} has a type that JSON has not: {dict(told)}")
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise _Misfit
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no text has
+        raise _Misfit from None
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if value is True or value is False:
+        return bool(value)
+    raise _Misfit
+
+
+def _integer(bits: int) -> _Convert:
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def convert(value: Any) -> int:
+        if type(value) is int and least <= value <= most:
+            return value
+        raise _Misfit
+
+    return convert
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, float) or type(value) is int:
+        return float(value)
+    if value in ("NaN", "Infinity", "-Infinity", "+INF", "INF", "-INF"):
+        return float(value.replace("INF", "Infinity"))
+    raise _Misfit
+
+
+def _float(value: Any) -> float:
+    number = _double(value)
+    if math.isfinite(number):
+        number = struct.unpack("f", struct.pack("f", number))[0]
+    return number
+
+
+def _decimal(precision: int, scale: int) -> _Convert:
+    def convert(value: Any) -> Decimal | None:
+        if not isinstance(value, float) and type(value) not in (int, str):
+            raise _Misfit
+        try:
+            number = Decimal(value.text if isinstance(value, _Number) else str(value))
+            number = number.quantize(Decimal(1).scaleb(-scale))
+        except InvalidOperation:
+            raise _Misfit from None
+        if len(number.as_tuple().digits) > precision:
+            raise _Misfit
+        return number
+
+    return convert
+
+
+def _date(value: Any) -> date:
+    try:
+        return date.fromisoformat(_of(str, value))
+    except ValueError:
+        raise _Misfit from None
+
+
+def _timestamp(value: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(_of(str, value))
+    except ValueError:
+        raise _Misfit from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,175 @@
+"""One writer at a time, without locks of a file system.
+
+A lease is a file ``_upriver/lease/N.json``, created only if nobody else has created it; the one
+with the greatest number counts. Its holder writes a later end into it every few seconds. A lease
+that has ended, or whose process is known to be dead, is succeeded by the next number.
+
+The number is in every commit. A writer that finds a greater one in the table or beside it has lost
+its lease and commits nothing any more. Should it be between its look and its commit just then, the
+commit is still one that follows from the newest version, because a version is created only once;
+so nothing is lost or doubled by it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import ConfigError, UpriverError
+from .storage import Storage, StorageFailed
+
+__all__ = ["Lease", "LeaseLost", "held_lease"]
+
+_log = logging.getLogger(__name__)
+
+_FOLDER: Final = "_upriver/lease"
+_NAME: Final = re.compile(rf"{_FOLDER}/(\d{{20}})\.json")
+#: Seconds that a lease lasts, and after which it is renewed.
+DURATION: Final = 20.0
+_RENEWED_AFTER: Final = 5.0
+
+
+class LeaseLost(UpriverError):
+    """Another writer has taken the table over."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to write to a table, as long as it lasts."""
+
+    storage: Storage
+    number: int
+    _until: float = 0.0
+    _lost: str = ""
+
+    def check(self) -> None:
+        """LeaseLost if it is not ours any more."""
+        if not self._lost and time.time() > self._until:
+            self.renew()
+        if not self._lost and self.storage.exists(_path(self.number + 1)):
+            self._lost = "another pipeline has taken it over"
+        if self._lost:
+            raise LeaseLost(
+                f"the lease of {self.storage.url} is lost: {self._lost}; nothing was committed; "
+                "start the pipeline again if no other one runs"
+            )
+
+    def renew(self) -> None:
+        """Makes it last longer, if nobody has succeeded it."""
+        if self.storage.exists(_path(self.number + 1)):
+            self._lost = "another pipeline has taken it over"
+            return
+        until = time.time() + DURATION
+        self.storage.put(_path(self.number), _told(until))
+        self._until = until
+
+    def release(self) -> None:
+        if not self._lost:
+            self.storage.put(_path(self.number), _told(0.0))
+
+
+@contextmanager
+def held_lease(storage: Storage, *, wait: bool = True) -> Iterator[Lease]:
+    """Holds the lease of a table; ConfigError names who else holds it.
+
+    It waits for the end of a lease whose holder may be dead, unless it is told not to.
+    """
+    lease = _acquired(storage, 2 * DURATION if wait else 0.0)
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(lease, ended), name="upriver lease", daemon=True)
+    keeper.start()
+    try:
+        yield lease
+    finally:
+        ended.set()
+        keeper.join()
+        try:
+            lease.release()
+        except StorageFailed as problem:
+            _log.warning("the lease was not released and ends by itself: %s", problem)
+
+
+def _keep(lease: Lease, ended: threading.Event) -> None:
+    while not ended.wait(_RENEWED_AFTER):
+        try:
+            lease.renew()
+        except StorageFailed as problem:
+            _log.warning("the lease was not renewed: %s", problem)
+        if lease._lost:
+            return
+
+
+def _acquired(storage: Storage, patience: float) -> Lease:
+    deadline = time.monotonic() + patience
+    while True:
+        number, holder = _newest(storage)
+        left = float(holder.get("until", 0.0)) - time.time() if holder else 0.0
+        if holder and left > 0 and not _is_dead(holder):
+            if _is_here(holder) or time.monotonic() >= deadline or left > 2 * DURATION:
+                raise ConfigError(
+                    f"another pipeline is running on {storage.url}: process {holder.get('pid')} "
+                    f"of {holder.get('host')}, lease {number}; stop it first"
+                )
+            # whoever holds it may have died with its machine: then it is not renewed
+            time.sleep(min(left, _RENEWED_AFTER))
+            continue
+        lease = Lease(storage, number + 1, time.time() + DURATION)
+        if storage.create(_path(lease.number), _told(lease._until)):
+            storage.delete([_path(number - 1)] if number > 0 else [])
+            return lease
+
+
+def _newest(storage: Storage) -> tuple[int, dict[str, Any]]:
+    numbers = [int(found[1]) for f in storage.files(_FOLDER) if (found := _NAME.fullmatch(f.path))]
+    number = max(numbers, default=0)
+    try:
+        return number, json.loads(storage.read(_path(number)))
+    except (FileNotFoundError, ValueError):
+        return number, {}
+
+
+def _path(number: int) -> str:
+    return f"{_FOLDER}/{number:020}.json"
+
+
+def _told(until: float) -> bytes:
+    here = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid()}
+    return json.dumps({**here, "started": _started(os.getpid()), "until": until}).encode()
+
+
+def _is_here(holder: dict[str, Any]) -> bool:
+    return holder.get("host") == socket.gethostname() and holder.get("boot") == _boot()
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that is no more."""
+    if holder.get("host") != socket.gethostname():
+        return False
+    if holder.get("boot") != _boot():
+        return False  # a container of the same name may have another kernel
+    return _started(int(holder.get("pid", 0))) != holder.get("started")
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's own count; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

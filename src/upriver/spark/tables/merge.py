@@ -1,0 +1,227 @@
+"""What a task of a batch does: it reads its vbuckets, writes their rows, and finds the old rows.
+
+All changes of a group of vbuckets are read by one task. It writes the new rows into files of its
+own, and looks the changed documents up in the key indexes of the table's files; what it finds are
+the rows that the batch replaces or deletes. It returns descriptions and row numbers, never rows.
+
+A vbucket that goes back takes its rows of an older version into the new files first, and all its
+rows of the present are found. What the step then reads is newer than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..fold import ROLLBACK
+from ..row_schema import arrow_schema
+from ..source_options import ReadOptions
+from ..task_reader import read_steps
+from ..task_steps import ReadStep
+from .data_files import (
+    NewFile,
+    RowFiles,
+    cast_rows,
+    load_index,
+    read_rows,
+    rows_of_vbuckets,
+)
+from .delta_log import DataFile
+from .shape import LETTERS, MirrorShape
+from .storage import Storage
+
+__all__ = [
+    "BATCH_COLUMN",
+    "Append",
+    "Merge",
+    "Outcome",
+    "change_schema",
+    "collection_table",
+    "files_of_groups",
+]
+
+BATCH_COLUMN = "batch"
+#: By table (empty for the only one) and file, the numbers of rows.
+FoundRows = dict[str, dict[str, npt.NDArray[np.uint32]]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a task has done."""
+
+    #: By table.
+    files: dict[str, list[NewFile]] = field(default_factory=dict)
+    #: Rows that the batch replaces or deletes.
+    gone: FoundRows = field(default_factory=dict)
+    letters: list[NewFile] = field(default_factory=list)
+    #: Changes that were read.
+    changes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(new.file.size for files in self.files.values() for new in files)
+
+    @property
+    def newest(self) -> float | None:
+        """Seconds since 1970 of the newest change, if that is known."""
+        moments = [n.newest for files in self.files.values() for n in files if n.newest is not None]
+        return max(moments) / 1_000_000 if moments else None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A task of a change log: every row as it is read, with the number of the batch."""
+
+    storage: Storage
+    options: ReadOptions
+    steps: Sequence[ReadStep]
+    batch: int
+
+    def run(self) -> Outcome:
+        done = Outcome()
+        with RowFiles(self.storage, change_schema(self.options)) as files:
+            for rows in read_steps(self.options, self.steps):
+                number = pa.repeat(pa.scalar(self.batch, pa.int64()), rows.num_rows)
+                files.add(rows.append_column(BATCH_COLUMN, number))
+                done.changes += rows.num_rows
+            done.files[""] = files.finish()
+        return done
+
+
+def change_schema(options: ReadOptions) -> pa.Schema:
+    """The columns of a change log."""
+    return arrow_schema(options.rows).append(pa.field(BATCH_COLUMN, pa.int64()))
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A task of a mirror."""
+
+    storage: Storage
+    options: ReadOptions
+    shape: MirrorShape
+    #: Of the hashes of document names.
+    key: bytes
+    steps: Sequence[ReadStep]
+    #: By table the files that may have rows of the steps' vbuckets.
+    held: Mapping[str, Sequence[DataFile]]
+    #: The vbuckets that go back, and what they go back to: by table, files of an older version.
+    restored: Sequence[tuple[Collection[int], Mapping[str, Sequence[DataFile]]]] = ()
+    per_collection: bool = False
+
+    def run(self) -> Outcome:
+        done = Outcome()
+        with ExitStack() as stack:
+            tables: dict[str, RowFiles] = {}
+
+            def files_of(table: str) -> RowFiles:
+                if table not in tables:
+                    place = self.storage.under(table) if table else self.storage
+                    files = RowFiles(place, self.shape.arrow_schema, key=self.key)
+                    tables[table] = stack.enter_context(files)
+                return tables[table]
+
+            for table, rows in self._restored_rows():
+                files_of(table).add(rows)
+            letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
+            stack.enter_context(letters)
+            for changes in read_steps(self.shape.read_options(self.options), self.steps):
+                done.changes += changes.num_rows
+                told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
+                if not told.num_rows:
+                    continue
+                rows, is_row, misfits = self.shape.rows(told)
+                if misfits is not None:
+                    letters.add(misfits)
+                for table, part, chosen in self._by_table(rows, is_row):
+                    files_of(table).add(part, chosen)
+            for table, files in tables.items():
+                done.gone[table] = self._replaced(table, files)
+                if written := files.finish():
+                    done.files[table] = written
+            done.letters = letters.finish()
+        self._add_rolled_back(done.gone)
+        return done
+
+    def _by_table(
+        self, rows: pa.RecordBatch, is_row: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[str, pa.RecordBatch, npt.NDArray[np.bool_]]]:
+        if not self.per_collection:
+            yield "", rows, is_row
+            return
+        scopes, collections = rows.column("scope"), rows.column("collection")
+        names: Any = np.array(
+            [
+                collection_table(scope, collection)
+                for scope, collection in zip(
+                    scopes.to_pylist(), collections.to_pylist(), strict=True
+                )
+            ],
+            object,
+        )
+        for table in sorted(set(names.tolist())):
+            chosen = names == table
+            yield table, rows.filter(pa.array(chosen)), is_row[chosen]
+
+    def _replaced(self, table: str, files: RowFiles) -> dict[str, npt.NDArray[np.uint32]]:
+        """The rows of the table that are of documents of this batch."""
+        wanted, groups = files.wanted
+        found: dict[str, npt.NDArray[np.uint32]] = {}
+        if not len(wanted):
+            return found
+        order = np.argsort(groups, kind="stable")
+        wanted, groups = wanted.take(order), groups[order]
+        place = self.storage.under(table) if table else self.storage
+        for file in self.held.get(table, ()):
+            mine = wanted
+            if file.groups is not None:
+                first, last = np.searchsorted(groups, [file.groups[0], file.groups[1] + 1])
+                mine = wanted.take(slice(first, last))
+            if len(mine):
+                rows = load_index(place, file, self.key).find(mine)
+                if len(rows):
+                    found[file.name] = rows
+        return found
+
+    # ---- rollbacks -----------------------------------------------------------------------
+
+    def _restored_rows(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        columns = self.shape.arrow_schema.names
+        for vbuckets, tables in self.restored:
+            wanted = pa.array(sorted(vbuckets), pa.int32())
+            for table, files in tables.items():
+                place = self.storage.under(table) if table else self.storage
+                for file in files:
+                    for rows in read_rows(place, file, columns):
+                        chosen = rows.filter(pc.is_in(rows.column("vbucket"), wanted))
+                        if chosen.num_rows:
+                            yield table, cast_rows(chosen, self.shape.arrow_schema)
+
+    def _add_rolled_back(self, gone: FoundRows) -> None:
+        back = {step.vbucket for step in self.steps if step.rolls_back}
+        for table, files in self.held.items() if back else ():
+            place = self.storage.under(table) if table else self.storage
+            for file in files:
+                if any(file.may_have(vbucket % self.shape.groups) for vbucket in back):
+                    rows = rows_of_vbuckets(place, file, back)
+                    if len(rows):
+                        known = gone.setdefault(table, {})
+                        before = known.get(file.name, np.empty(0, np.uint32))
+                        known[file.name] = np.union1d(before, rows)
+
+
+def collection_table(scope: str | None, collection: str | None) -> str:
+    """The name of a collection's own table, relative to the place of all of them."""
+    return f"{scope}.{collection}" if scope is not None else str(collection)
+
+
+def files_of_groups(files: Collection[DataFile], groups: Collection[int]) -> list[DataFile]:
+    """The files that may have rows of some groups of vbuckets."""
+    return [file for file in files if any(file.may_have(group) for group in groups)]

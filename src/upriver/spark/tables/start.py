@@ -1,0 +1,166 @@
+"""How a pipeline begins: the table is opened or made, and everything must belong together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from ...errors import ConfigError
+from ..session import register
+from ..stream_driver import Driver
+from .executors import SparkExecutors, ThisProcess
+from .lag import LagMeter
+from .lease import held_lease
+from .merge import change_schema
+from .open_table import OpenTable
+from .parquet_log import ParquetLog
+from .pipeline import BatchLoop, Pipeline
+from .places import TablePlace
+from .progress import ProgressBook
+from .settings import (
+    HASH_KEY,
+    MERGE_ON_READ,
+    PER_COLLECTION,
+    PIPELINE,
+    SHAPE,
+    PipelineSettings,
+    identity_properties,
+    require_readable,
+    require_same,
+)
+from .shape import MirrorShape, inferred_schema
+from .table_set import LEDGER, TableSet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["start_pipeline"]
+
+#: Documents that a schema is inferred from.
+_SAMPLE: Final = 10_000
+#: Readers of old versions need their files and their part of the log: Upriver alone decides.
+_LEFT_TO_US: Final = {
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
+    "delta.logRetentionDuration": "interval 36500 days",
+    "delta.enableExpiredLogCleanup": "false",
+}
+
+
+def start_pipeline(
+    spark: SparkSession | None,
+    settings: PipelineSettings,
+    place: TablePlace,
+    *,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Pipeline:
+    """Checks that table and source belong together, and starts.
+
+    Without Spark all is done in this process, which is enough for what is small.
+    """
+    if spark is not None:
+        register(spark)
+    executors = SparkExecutors(spark) if spark is not None else ThisProcess()
+    held = held_properties(place)
+    with ExitStack() as stack:
+        place.prepare()
+        lease = stack.enter_context(held_lease(place.storage))
+        watching = Driver(settings.read)
+        meter = LagMeter(watching)
+        stack.callback(meter.close)
+        identity = identity_properties(settings, watching.identity())
+        tables = None
+        shape = MirrorShape()
+        if settings.kind == "mirror":
+            shape = _shape(spark, settings, held)
+            identity |= {
+                SHAPE: shape.to_json(),
+                PER_COLLECTION: str(settings.table_per_collection).lower(),
+                MERGE_ON_READ: str(settings.merge_on_read).lower(),
+            }
+        if held is not None:
+            require_same(place.storage.url, held, identity)
+        if not settings.parquet:
+            tables = _tables(settings, place, shape, identity, on_step)
+            meter.shown = tables.state.offset
+        total = meter.measure() if settings.once else None
+        book = ProgressBook(place.progress_log(uuid.uuid4().hex[:8]), total)
+        pipeline = Pipeline(book, meter)
+        if tables is None:
+            assert spark is not None
+            pipeline.run(ParquetLog(spark, settings, place, book), stack)
+            return pipeline
+        planning = Driver(settings.read, patience=1.0)
+        stack.callback(planning.close)
+        loop = BatchLoop(executors, settings, tables, shape, planning, lease, book, meter)
+        pipeline.run(loop, stack)
+        return pipeline
+
+
+def held_properties(place: TablePlace) -> dict[str, str] | None:
+    """What a table that is there remembers; None if there is none; ConfigError if not of ours."""
+    storage = place.storage
+    if storage.is_local and storage.path.exists() and not storage.path.is_dir():
+        raise ConfigError(
+            f"table: {storage.url} cannot be a directory: there is a file; give another path"
+        )
+    found = OpenTable.open(storage.under(LEDGER)) or OpenTable.open(storage)
+    if found is None:
+        if any(True for _ in storage.files("_upriver/history/_delta_log")):
+            require_readable(storage.url, {"upriver.kind": "mirror"})
+        return None
+    require_readable(storage.url, found.snapshot.configuration)
+    return found.snapshot.configuration
+
+
+def _tables(
+    settings: PipelineSettings,
+    place: TablePlace,
+    shape: MirrorShape,
+    identity: Mapping[str, str],
+    on_step: Callable[[str], None],
+) -> TableSet:
+    mirrored = settings.kind == "mirror"
+    schema = shape.arrow_schema if mirrored else change_schema(settings.read)
+    found = TableSet.open(place.storage, schema, settings.window, on_step)
+    if found is not None:
+        return found
+    properties = {**identity, **_LEFT_TO_US, PIPELINE: uuid.uuid4().hex}
+    if mirrored:
+        properties[HASH_KEY] = secrets.token_hex(16)
+    return TableSet.create(place.storage, schema, properties, settings.window, on_step)
+
+
+def _shape(
+    spark: SparkSession | None, settings: PipelineSettings, held: Mapping[str, str] | None
+) -> MirrorShape:
+    """How rows look: as asked; what was inferred once stays."""
+    asked = settings.value_schema
+    schema = ""
+    if asked == "infer" and held is not None:
+        schema = MirrorShape.of_json(held[SHAPE]).schema
+    elif asked == "infer":
+        assert spark is not None
+        options = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
+        documents = spark.read.format("dcp").options(**options).load()
+        schema = inferred_schema(documents.where("op = 'mutation'").limit(_SAMPLE)).json()
+    elif asked:
+        from pyspark.sql.types import StructType
+
+        described = StructType.fromDDL(asked)
+        if not isinstance(described, StructType):
+            raise ConfigError(f"valueSchema: {asked!r} describes no columns, such as 'name string'")
+        schema = described.json()
+    return MirrorShape(
+        text=settings.text,
+        schema=schema,
+        keep_deleted=settings.keep_deleted,
+        groups=settings.groups,
+    )
+
+
+def place_of(table: str | os.PathLike[str], settings: PipelineSettings) -> TablePlace:
+    return TablePlace.parse(table, settings.storage)

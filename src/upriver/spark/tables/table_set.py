@@ -1,0 +1,409 @@
+"""The tables of one pipeline, and the commits of its batches.
+
+Most pipelines have one table, and a batch is one commit of it: rows, vectors, the application's
+transaction and the complete state. With a table for each collection the state is in a log of its
+own, ``_upriver/ledger``. There a commit says what the batch does to every table; then each table
+takes its part, once, which it shows by its transaction. Values that do not fit a schema are put
+aside in the same way: a commit names them, and the table of dead letters takes them then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import ConfigError
+from ..offsets import Offset
+from . import delta_log
+from .compaction import Rewrite, Rewritten, chosen_for_compaction
+from .delta_log import DataFile
+from .executors import Executors
+from .lease import Lease, LeaseLost
+from .merge import Outcome
+from .open_table import Conflict, OpenTable
+from .retention import Retention, Window
+from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
+from .shape import LETTERS
+from .storage import Storage
+from .table_state import TableState
+
+__all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
+
+_log = logging.getLogger(__name__)
+
+DEAD_LETTERS: Final = "_upriver/dead_letters"
+LEDGER: Final = "_upriver/ledger"
+_LEDGER_SCHEMA: Final = pa.schema([("batch", pa.int64())])
+#: Commits between two checkpoints of the log.
+CHECKPOINT_EVERY: Final = 50
+_ATTEMPTS: Final = 8
+
+
+@dataclass(slots=True)
+class TableSet:
+    """The tables of a pipeline as they are now."""
+
+    root: Storage
+    ledger: OpenTable
+    state: TableState
+    schema: pa.Schema
+    window: Window
+    #: By name those of collections, and of dead letters.
+    others: dict[str, OpenTable] = field(default_factory=dict)
+    on_step: Callable[[str], None] = lambda step: None
+    _retentions: dict[str, Retention] = field(default_factory=dict)
+
+    # ---- opening -------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        root: Storage,
+        schema: pa.Schema,
+        window: Window,
+        on_step: Callable[[str], None] = lambda step: None,
+        *,
+        trusting: bool = False,
+    ) -> TableSet | None:
+        """The tables of a place; None if there are none of ours.
+
+        ConfigError if others have changed their rows, unless it is ``trusting``.
+        """
+        ledger = OpenTable.open(root.under(LEDGER)) or OpenTable.open(root)
+        if ledger is None or ledger.snapshot.state is None:
+            return None
+        if not trusting:
+            ledger.require_no_strangers()
+        state = TableState.of_text(ledger.snapshot.state, root.url)
+        tables = cls(root, ledger, state, schema, window, on_step=on_step)
+        for name in {*state.tables, *state.pending}:
+            found = OpenTable.open(root.under(name))
+            if found is not None:
+                if not trusting:
+                    found.require_no_strangers()
+                tables.others[name] = found
+        return tables
+
+    @classmethod
+    def create(
+        cls,
+        root: Storage,
+        schema: pa.Schema,
+        properties: Mapping[str, str],
+        window: Window,
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> TableSet:
+        per_collection = properties.get(PER_COLLECTION) == "true"
+        state = TableState()
+        ledger = OpenTable.create(
+            root.under(LEDGER) if per_collection else root,
+            _LEDGER_SCHEMA if per_collection else schema,
+            properties,
+            vectors=not per_collection and properties.get(MERGE_ON_READ) == "true",
+            state=state.to_text(),
+        )
+        return cls(root, ledger, state, schema, window, on_step=on_step)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self.ledger.snapshot.configuration
+
+    @property
+    def app(self) -> str:
+        return self.properties[PIPELINE]
+
+    @property
+    def key(self) -> bytes | None:
+        """Of the hashes of document names; None for a change log."""
+        text = self.properties.get(HASH_KEY)
+        return bytes.fromhex(text) if text else None
+
+    @property
+    def per_collection(self) -> bool:
+        return self.properties.get(PER_COLLECTION) == "true"
+
+    @property
+    def merge_on_read(self) -> bool:
+        return self.properties.get(MERGE_ON_READ) == "true"
+
+    def data_tables(self) -> dict[str, OpenTable]:
+        """By name the tables with the pipeline's rows."""
+        if not self.per_collection:
+            return {"": self.ledger}
+        return {name: table for name, table in self.others.items() if name != DEAD_LETTERS}
+
+    def held(self) -> dict[str, list[DataFile]]:
+        return {name: table.files for name, table in self.data_tables().items()}
+
+    def refresh(self, fence: int) -> None:
+        """Takes in what others have committed: a compaction, or another pipeline's batch."""
+        for table in (self.ledger, *self.others.values()):
+            table.refresh()
+        assert self.ledger.snapshot.state is not None
+        self.state = TableState.of_text(self.ledger.snapshot.state, self.root.url)
+        if self.state.fence > fence:
+            raise LeaseLost(
+                f"the lease of {self.root.url} is lost: a pipeline with lease {self.state.fence} "
+                f"has committed, and this one has lease {fence}; nothing was committed"
+            )
+
+    # ---- older versions ------------------------------------------------------------------
+
+    def files_at(self, version: int) -> dict[str, list[DataFile]]:
+        """By table its files when the ledger was at a version."""
+        if not self.per_collection:
+            found = delta_log.read_snapshot(self.root, version)
+            assert found is not None
+            return {"": list(found.files.values())}
+        actions = delta_log.read_commit(self.ledger.storage, version + 1) or []
+        texts = [one["commitInfo"][delta_log.STATE] for one in actions if "commitInfo" in one]
+        then = TableState.of_text(texts[0], self.root.url)
+        files = {}
+        for name, number in then.tables.items():
+            if name != DEAD_LETTERS:
+                snapshot = delta_log.read_snapshot(self.root.under(name), number)
+                assert snapshot is not None
+                files[name] = list(snapshot.files.values())
+        return files
+
+    def can_restore(self, vbucket: int, seqno: int) -> bool:
+        """Whether a version with a vbucket's rows at a boundary is still there."""
+        version = self.state.versions.get(vbucket, {}).get(seqno)
+        return version is not None and version >= self.state.oldest
+
+    # ---- a batch -------------------------------------------------------------------------
+
+    def commit_batch(
+        self, outcomes: Sequence[Outcome], end: Offset, lease: Lease, executors: Executors
+    ) -> None:
+        """Makes a batch part of the tables, in one step; Conflict if somebody was faster."""
+        names = {name for one in outcomes for name in (*one.files, *one.gone)}
+        for name in sorted(names - {""}):
+            self._collection(name)
+        parts = {name: self._actions(name, outcomes, executors) for name in sorted(names)}
+        self.on_step("files")
+        letters = [new for one in outcomes for new in one.letters]
+        pending = {name: actions for name, actions in parts.items() if name and actions}
+        if letters:
+            pending[DEAD_LETTERS] = [new.file.add_action() for new in letters]
+        state = self._next_state(end, lease.number, pending)
+        lease.check()
+        done = self.ledger.commit(
+            parts.get("", []),
+            operation="UPRIVER BATCH",
+            state=state.to_text(),
+            app=(self.app, state.batch),
+        )
+        self.state = state
+        self._retention("").note(self.ledger.snapshot.version, done)
+        self.on_step("commit")
+        self.apply_pending()
+
+    def _actions(self, name: str, outcomes: Sequence[Outcome], executors: Executors) -> list[Any]:
+        """What a batch does to one table."""
+        table = self.data_tables()[name]
+        gone: dict[str, list[npt.NDArray[np.uint32]]] = {}
+        for one in outcomes:
+            for file, rows in one.gone.get(name, {}).items():
+                gone.setdefault(file, []).append(rows)
+        new = [found for one in outcomes for found in one.files.get(name, ())]
+        if self.merge_on_read or self.key is None:
+            return table.mark_actions(gone, new)
+        return self._copied(table, gone, new, executors)
+
+    def _copied(
+        self, table: OpenTable, gone: Mapping[str, Any], new: Sequence[Any], executors: Executors
+    ) -> list[Any]:
+        """The same without vectors: files that lose rows are written anew."""
+        actions: list[Any] = []
+        tasks = []
+        for name, (rows, _) in table.new_rows_gone(gone).items():
+            file = table.snapshot.files[name]
+            actions.append(file.remove_action())
+            if len(rows) < file.rows:
+                dead = {name: np.array(rows.to_array(), np.int64)}
+                tasks.append(Rewrite(table.storage, self.schema, self.key, [file], dead))
+        for one in new:
+            if not len(one.dead):
+                actions.append(one.file.add_action())
+            elif len(one.dead) < one.file.rows:
+                dead = {one.file.name: one.dead}
+                tasks.append(Rewrite(table.storage, self.schema, self.key, [one.file], dead))
+        for rewritten in executors.run(tasks):
+            actions += [after.file.add_action() for after in rewritten.after]
+        return actions
+
+    def _next_state(
+        self, end: Offset, fence: int, pending: Mapping[str, list[dict[str, Any]]]
+    ) -> TableState:
+        now = self.ledger.snapshot.version
+        before = self.state
+        if self.ledger.snapshot.commits_since_checkpoint + 1 >= CHECKPOINT_EVERY:
+            self._retention("").load()  # what is let go here is deleted after the checkpoint
+        oldest = self._retention("").oldest(before.oldest, now)
+        versions: dict[int, dict[int, int]] = {}
+        for vbucket, progress in end.progress.items():
+            known = before.versions.get(vbucket, {})
+            reached = before.offset.at(vbucket).seqno if before.offset is not None else 0
+            places = {}
+            for boundary in progress.boundaries:
+                seqno = boundary.seqno
+                version = known.get(seqno, now if seqno == reached else None)
+                if version is not None and version >= oldest:
+                    places[seqno] = version
+            if places:
+                versions[vbucket] = places
+        return TableState(
+            batch=before.batch + 1,
+            offset=end,
+            versions=versions,
+            oldest=oldest,
+            fence=fence,
+            tables={name: table.snapshot.version for name, table in self.others.items()},
+            pending=pending,
+        )
+
+    def apply_pending(self) -> None:
+        """Does what the newest commit says of other tables, as far as it is not done."""
+        for name, actions in sorted(self.state.pending.items()):
+            table = self._collection(name)
+            if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:
+                continue
+            for _ in range(_ATTEMPTS):
+                try:
+                    done = table.commit(
+                        actions, operation="UPRIVER BATCH", app=(self.app, self.state.batch)
+                    )
+                except Conflict:
+                    delta_log.catch_up(table.storage, table.snapshot)
+                    self._require_applicable(table, actions)
+                    continue
+                self._retention(name).note(table.snapshot.version, done)
+                break
+            else:
+                raise ConfigError(f"others keep changing {table.storage.url}")
+            self.on_step("table")
+
+    def _require_applicable(self, table: OpenTable, actions: Sequence[Mapping[str, Any]]) -> None:
+        for action in actions:
+            if "remove" in action and action["remove"]["path"] not in table.snapshot.files:
+                raise ConfigError(
+                    f"{table.storage.url} was changed by another program while a batch was being "
+                    "committed; let the pipeline make new tables"
+                )
+
+    def _collection(self, name: str) -> OpenTable:
+        """One of the other tables, made if it is not there."""
+        if name not in self.others:
+            storage = self.root.under(name)
+            letters = name == DEAD_LETTERS
+            self.others[name] = OpenTable.open(storage) or OpenTable.create(
+                storage,
+                LETTERS if letters else self.schema,
+                self.properties,
+                vectors=not letters and self.merge_on_read,
+            )
+        return self.others[name]
+
+    # ---- care ----------------------------------------------------------------------------
+
+    def _retention(self, name: str) -> Retention:
+        if name not in self._retentions:
+            storage = self.ledger.storage if not name else self.root.under(name)
+            self._retentions[name] = Retention(storage, self.window)
+        return self._retentions[name]
+
+    def all_tables(self) -> dict[str, OpenTable]:
+        return {"": self.ledger, **self.others}
+
+    def compact(self, executors: Executors, *, everything: bool = False) -> int:
+        """Rewrites files that are small or have many dead rows; tells how many went."""
+        gone = 0
+        for name, table in self.all_tables().items():
+            for _ in range(_ATTEMPTS):
+                chosen = chosen_for_compaction(table.files, everything=everything)
+                if not chosen:
+                    break
+                letters = name == DEAD_LETTERS
+                tasks = [
+                    Rewrite(
+                        table.storage,
+                        LETTERS if letters else self.schema,
+                        None if letters else self.key,
+                        files,
+                    )
+                    for files in chosen
+                ]
+                done: list[Rewritten] = executors.run(tasks)
+                self.on_step("compaction files")
+                try:
+                    self._exchange(name, table, done)
+                except Conflict:
+                    table.refresh()
+                    continue
+                gone += sum(len(one.before) for one in done)
+                self.on_step("compaction commit")
+                break
+        return gone
+
+    def _exchange(self, name: str, table: OpenTable, done: Sequence[Rewritten]) -> None:
+        actions: list[Any] = []
+        for one in done:
+            actions += [file.remove_action(data_change=False) for file in one.before]
+            actions += [new.file.add_action(data_change=False) for new in one.after]
+        # every commit of the ledger has the state, so the newest commit is enough to go on
+        state = table.snapshot.state if not name else None
+        told = table.commit(actions, operation="OPTIMIZE", state=state)
+        self._retention(name).note(table.snapshot.version, told)
+
+    def checkpoint(self, every: int | None = None) -> bool:
+        """Sums the logs up, where that is due; says whether any was."""
+        every = CHECKPOINT_EVERY if every is None else every
+        done = [table.checkpoint_if_due(every) for table in self.all_tables().values()]
+        return any(done)
+
+    def vacuum(self) -> dict[str, int]:
+        """Deletes what only versions need that are not kept any more; by table how many files."""
+        oldest = self._oldest_versions()
+        return {
+            name: self._retention(name).vacuum(table.snapshot, oldest[name])
+            for name, table in self.all_tables().items()
+        }
+
+    def _oldest_versions(self) -> dict[str, int]:
+        """By table the oldest version that is still needed."""
+        oldest = {name: table.snapshot.version for name, table in self.all_tables().items()}
+        oldest[""] = min(self.state.oldest, oldest[""])
+        if self.per_collection and self.state.oldest < self.ledger.snapshot.version:
+            actions = delta_log.read_commit(self.ledger.storage, self.state.oldest + 1) or []
+            texts = [one["commitInfo"][delta_log.STATE] for one in actions if "commitInfo" in one]
+            then = TableState.of_text(texts[0], self.root.url).tables if texts else {}
+            for name in oldest.keys() - {""}:
+                oldest[name] = min(oldest[name], then.get(name, 0))
+        return oldest
+
+    def let_go(self, lease: Lease, seconds: float) -> None:
+        """Commits that versions older than that are not needed, so that they can be deleted."""
+        self._retentions.clear()
+        self.window = replace(self.window, seconds=seconds)
+        self._retention("").load()
+        oldest = self._retention("").oldest(self.state.oldest, self.ledger.snapshot.version)
+        if oldest <= self.state.oldest:
+            return
+        versions = {
+            vb: {seqno: version for seqno, version in places.items() if version >= oldest}
+            for vb, places in self.state.versions.items()
+        }
+        tables = {name: table.snapshot.version for name, table in self.others.items()}
+        state = replace(
+            self.state, oldest=oldest, versions=versions, fence=lease.number, tables=tables
+        )
+        lease.check()
+        self.ledger.commit([], operation="UPRIVER RETENTION", state=state.to_text())
+        self.state = state

@@ -1,0 +1,334 @@
+"""Tables in Spark without a jar: the format ``upriver-table``, read by the executors' Python.
+
+    path            the table
+    versionAsOf     an older version; the newest if not given
+    columns         the columns to read, with commas; all if not given
+    readChangeFeed  true: what is different between two versions, instead of rows
+    startingVersion, endingVersion   these versions; the last is the newest if not given
+    storageOptions  of an object store, as a JSON object
+
+Deletion vectors are applied. Files that a filter on a whole-number column rules out are not read.
+A change feed has the column ``_change_type``: insert, update_preimage, update_postimage or delete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StringType, StructType
+
+from ...errors import ConfigError
+from ..internals import PUSHDOWN_WORKER
+from .data_files import GROUP, cast_rows, read_rows
+from .deletion_vectors import read_vector, rows_of
+from .delta_log import DataFile, Snapshot, read_snapshot
+from .key_index import NAME_COLUMNS
+from .settings import storage_options
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["TableSource", "read_table"]
+
+NAME: Final = "upriver-table"
+CHANGE_TYPE: Final = "_change_type"
+_OPTIONS: Final = {
+    name.lower(): name
+    for name in (
+        *("path", "versionAsOf", "columns", "readChangeFeed", "startingVersion"),
+        *("endingVersion", "storageOptions"),
+    )
+}
+#: Bytes of files that one task reads.
+_TASK_BYTES: Final = 64 * 1024 * 1024
+
+
+def read_table(spark: SparkSession, table: str | os.PathLike[str], **options: Any) -> DataFrame:
+    """A table as a frame; ``options`` are those of the format ``upriver-table``.
+
+    They are spelled as in Spark or in Python: ``versionAsOf=7`` or ``version_as_of=7``.
+    """
+    from ..session import register
+
+    register(spark)
+    told: dict[str, str] = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        spelled = "".join(
+            part if not at else part.capitalize() for at, part in enumerate(name.split("_"))
+        )
+        if isinstance(value, Mapping):
+            value = json.dumps({str(one): str(text) for one, text in value.items()})
+        elif isinstance(value, (list, tuple)):
+            value = ",".join(value)
+        told[spelled] = str(value).lower() if isinstance(value, bool) else str(value)
+    given = storage_options(told.pop("storageOptions", None))
+    storage = Storage.parse(table, given)
+    if storage.options:  # the driver's environment is not that of the executors
+        told["storageOptions"] = json.dumps(dict(storage.options))
+    return spark.read.format(NAME).options(**told).load(storage.url)
+
+
+class TableSource(DataSource):
+    """A Delta table, to read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def _given(self) -> dict[str, str]:
+        given = {}
+        for name, value in self.options.items():
+            if name.lower() not in _OPTIONS:
+                raise ConfigError(
+                    f"{name} is no option of {NAME}; there are {', '.join(_OPTIONS.values())}"
+                )
+            given[_OPTIONS[name.lower()]] = value
+        if not given.get("path"):
+            raise ConfigError(f"{NAME}: give the table in load(...)")
+        return given
+
+    def schema(self) -> StructType:
+        given = self._given()
+        fields = StructType.fromJson(json.loads(_snapshot(given).schema))
+        if names := _columns(given):
+            if missing := [name for name in names if name not in fields.names]:
+                raise ConfigError(f"columns: the table has no column {missing[0]}")
+            fields = StructType([fields[name] for name in names])
+        if _is_feed(given):
+            fields = StructType([*fields.fields]).add(CHANGE_TYPE, StringType())
+        return fields
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        given = self._given()
+        if _is_feed(given):
+            return ChangeFeedReader(given, schema)
+        return (_FilteringReader if PUSHDOWN_WORKER in sys.modules else TableReader)(given, schema)
+
+
+def _storage(given: Mapping[str, str]) -> Storage:
+    return Storage.parse(given["path"], storage_options(given.get("storageOptions")))
+
+
+def _snapshot(given: Mapping[str, str], option: str = "versionAsOf") -> Snapshot:
+    storage = _storage(given)
+    text = given.get(option)
+    if text is not None and not text.isdecimal():
+        raise ConfigError(f"{option}: {text!r} is no version of a table")
+    found = read_snapshot(storage, int(text) if text is not None else None)
+    if found is None:
+        raise ConfigError(f"there is no Delta table at {storage.url}")
+    return found
+
+
+def _is_feed(given: Mapping[str, str]) -> bool:
+    return given.get("readChangeFeed", "false").lower() == "true"
+
+
+def _columns(given: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
+
+
+class _Files(InputPartition):
+    def __init__(self, files: Sequence[DataFile], schema: pa.Schema) -> None:
+        super().__init__(None)
+        self.files = tuple(files)
+        self.schema = schema
+
+
+class TableReader(DataSourceReader):
+    """The rows of a version."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(given)
+        self._names = schema.names
+        self._filters: list[Filter] = []
+
+    def __repr__(self) -> str:
+        return f"{NAME} {self._given['path']}"
+
+    def partitions(self) -> Sequence[InputPartition]:
+        snapshot = _snapshot(self._given)
+        parts: list[list[DataFile]] = [[]]
+        size = 0
+        for file in sorted(snapshot.files.values(), key=lambda file: -file.size):
+            if not all(_may_match(one, file) for one in self._filters):
+                continue
+            if size and size + file.size > _TASK_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(file)
+            size += file.size
+        schema = snapshot.arrow_schema()
+        chosen = pa.schema([schema.field(name) for name in self._names])
+        return [_Files(part, chosen) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Files)
+        storage = _storage(self._given)
+        for file in partition.files:
+            for rows in read_rows(storage, file, self._names):
+                yield cast_rows(rows, partition.schema)
+
+
+class _FilteringReader(TableReader):
+    """The same where Spark pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._filters = list(filters)
+        return filters
+
+
+def _may_match(one: Filter, file: DataFile) -> bool:
+    """Whether a file can have rows that a filter lets pass, by its least and greatest values."""
+    stats = json.loads(file.stats or "{}")
+    column: tuple[str, ...] = getattr(one, "attribute", ())
+    low = (stats.get("minValues") or {}).get(column[0]) if len(column) == 1 else None
+    high = (stats.get("maxValues") or {}).get(column[0]) if len(column) == 1 else None
+    value = getattr(one, "value", None)
+    if not (isinstance(low, int) and isinstance(high, int)):
+        return True
+    if isinstance(one, In) and isinstance(value, tuple | list):
+        return any(isinstance(each, int) and low <= each <= high for each in value)
+    if not isinstance(value, int):
+        return True
+    if isinstance(one, EqualTo):
+        return low <= value <= high
+    if isinstance(one, GreaterThan | GreaterThanOrEqual):
+        return high >= value
+    if isinstance(one, LessThan | LessThanOrEqual):
+        return low <= value
+    return True
+
+
+# ---- change feed -------------------------------------------------------------------------
+
+
+class _Group(InputPartition):
+    def __init__(self, group: int | None, before: Any, after: Any, schema: pa.Schema) -> None:
+        super().__init__(None)
+        self.group = group
+        self.schema = schema
+        self.before: list[tuple[DataFile, DataFile | None]] = before
+        self.after: list[tuple[DataFile, DataFile | None]] = after
+
+
+class ChangeFeedReader(DataSourceReader):
+    """What is different between two versions of a mirror, document by document."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(given)
+        self._names = [name for name in schema.names if name != CHANGE_TYPE]
+        if "startingVersion" not in given:
+            raise ConfigError("readChangeFeed: give startingVersion")
+
+    def __repr__(self) -> str:
+        return f"{NAME} {self._given['path']}"
+
+    def partitions(self) -> Sequence[InputPartition]:
+        old = _snapshot(self._given, "startingVersion")
+        new = _snapshot(self._given, "endingVersion")
+        if missing := [name for name in NAME_COLUMNS if name not in _names(new)]:
+            raise ConfigError(f"readChangeFeed: the table has no column {missing[0]}: no mirror")
+        schema = new.arrow_schema()
+        schema = pa.schema([schema.field(name) for name in self._names])
+        before = _differing(old.files, new.files)
+        after = _differing(new.files, old.files)
+        ranges = [file.groups for file, _ in (*before, *after)]
+        if any(one is None for one in ranges):
+            return [_Group(None, before, after, schema)]
+        last = max((one[1] for one in ranges if one), default=-1)
+        made: list[InputPartition] = []
+        for group in range(last + 1):
+            gone = [pair for pair in before if pair[0].may_have(group)]
+            come = [pair for pair in after if pair[0].may_have(group)]
+            if gone or come:
+                made.append(_Group(group, gone, come, schema))
+        return made or [_Group(None, [], [], schema)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Group)
+        storage = _storage(self._given)
+        wanted = list(dict.fromkeys([*NAME_COLUMNS, *self._names, "seqno", "cas", GROUP]))
+        before = _rows(storage, partition.before, partition.group, wanted)
+        after = _rows(storage, partition.after, partition.group, wanted)
+        told: dict[str, list[tuple[Any, int]]] = {}
+        for name, (row, number) in before.items():
+            if name not in after:
+                told.setdefault("delete", []).append((row, number))
+            elif not _same(row, number, *after[name]):
+                told.setdefault("update_preimage", []).append((row, number))
+                told.setdefault("update_postimage", []).append(after[name])
+        told["insert"] = [place for name, place in after.items() if name not in before]
+        for kind, places in told.items():
+            for row, number in places:
+                rows = cast_rows(row.slice(number, 1), partition.schema)
+                yield rows.append_column(CHANGE_TYPE, pa.array([kind], pa.string()))
+
+
+def _names(snapshot: Snapshot) -> list[str]:
+    return [field["name"] for field in json.loads(snapshot.schema)["fields"]]
+
+
+def _differing(
+    mine: Mapping[str, DataFile], other: Mapping[str, DataFile]
+) -> list[tuple[DataFile, DataFile | None]]:
+    """The files of which one version has live rows that the other has not, with the other's."""
+    return [
+        (file, other.get(name))
+        for name, file in mine.items()
+        if name not in other or other[name].vector != file.vector
+    ]
+
+
+def _rows(
+    storage: Storage,
+    files: Sequence[tuple[DataFile, DataFile | None]],
+    group: int | None,
+    columns: Sequence[str],
+) -> dict[tuple[Any, ...], tuple[pa.RecordBatch, int]]:
+    """By name the rows that only this version has."""
+    found: dict[tuple[Any, ...], tuple[pa.RecordBatch, int]] = {}
+    for file, other in files:
+        shared = None
+        if other is not None:  # what lives in both is no difference
+            dead = rows_of(read_vector(storage, other.vector)).astype(np.int64)
+            shared = np.setdiff1d(np.arange(file.rows), dead)
+        for rows in read_rows(storage, file, columns, but=shared):
+            chosen = rows
+            if group is not None:
+                chosen = rows.filter(pc.equal(rows.column(GROUP), pa.scalar(group, pa.int32())))
+            names = zip(*(chosen.column(name).to_pylist() for name in NAME_COLUMNS), strict=True)
+            for number, name in enumerate(names):
+                found[name] = chosen, number
+    return found
+
+
+def _same(row: pa.RecordBatch, number: int, other: pa.RecordBatch, at: int) -> bool:
+    """Whether two rows are the same change: a compaction moves rows and changes none."""
+    return all(
+        row.column(name)[number] == other.column(name)[at]
+        for name in ("seqno", "cas", "branch")
+        if name in row.schema.names and name in other.schema.names
+    )

@@ -1,0 +1,30 @@
+"""Whether a value is JSON, strictly."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+__all__ = ["DECODER", "is_json"]
+
+#: The first bytes of any JSON text.
+_BEGINNINGS: Final = frozenset(b'{["-0123456789tfn \t\r\n')
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+#: Python's own default takes NaN and Infinity for numbers.
+DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def is_json(body: bytes) -> bool:
+    """Whether a body is JSON; one that is nested too deeply to tell is none."""
+    if not body or body[0] not in _BEGINNINGS:
+        return False
+    try:
+        DECODER.decode(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True

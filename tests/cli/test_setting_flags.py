@@ -1,0 +1,122 @@
+"""Flags are made from the table of settings, and what they say reaches a pipeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from upriver.cli.changelog import changelog
+from upriver.cli.compact import compact
+from upriver.cli.mirror import mirror
+from upriver.cli.setting_options import (
+    access_options,
+    changelog_settings,
+    collection_options,
+    config_option,
+    mirror_settings,
+    settings_given,
+    source_settings,
+    spark_options,
+    vbuckets_option,
+)
+from upriver.cli.verify import verify
+from upriver.settings.all_settings import ACCESS, CHANGELOG, MIRROR, READ, WRITE, named
+from upriver.settings.setting import Setting
+from upriver.spark.tables.settings import PipelineSettings
+
+SOURCE = "couchbase://h/b"
+
+
+def flags_of(command: click.Command) -> dict[str, str]:
+    return {flag: str(one.name) for one in command.params for flag in one.opts}
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (mirror, (*MIRROR, *ACCESS, *named("collections", "scope", "maxOffsetsPerTrigger"))),
+        (changelog, (*CHANGELOG, *ACCESS, *named("collections", "scope", "maxOffsetsPerTrigger"))),
+        (verify, (*ACCESS, *named("collections", "scope"))),
+        (compact, named("keepVersions")),
+    ],
+)
+def test_a_command_has_the_flags_of_its_settings(
+    command: click.Command, settings: tuple[Setting, ...]
+) -> None:
+    flags = flags_of(command)
+    wanted = {setting.flag: setting.name for setting in settings if setting.flag}
+    assert wanted.items() <= flags.items()
+
+
+def test_a_setting_is_declared_once() -> None:
+    rows: dict[str, Setting] = {}
+    for setting in (*READ, *WRITE, *CHANGELOG, *MIRROR):
+        assert rows.setdefault(setting.name, setting) is setting, setting.name
+    flags = [setting.flag for setting in rows.values() if setting.flag]
+    assert len(set(flags)) == len(flags)
+    assert all(re.fullmatch("--[a-z-]+", flag) for flag in flags)
+
+
+def said(decorators: list[Any], *words: str) -> dict[str, Any]:
+    """What a command with these flags hands on."""
+    found: list[dict[str, Any]] = []
+
+    def command(**options: Any) -> None:
+        found.append(settings_given(options))
+
+    for add in decorators:
+        command = add(command)
+    ran = CliRunner().invoke(click.command()(command), list(words), catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return found[0]
+
+
+def test_everything_that_flags_say_of_a_mirror_reaches_it() -> None:
+    words = "--once --trigger 10s --compact-every 0 --keep-versions 2d --max-batch 7 "
+    words += "--value-format string --keep-deleted --table-per-collection --groups 8 "
+    words += "--collections a.b,c.d --option longPoll=100ms "
+    words += "--keep-versions-size 5m --merge-on-read false"
+    given = said([spark_options, source_settings, mirror_settings], *words.split())
+    settings = PipelineSettings.parse("mirror", SOURCE, given)
+    assert (settings.once, settings.trigger, settings.compact_every) == (True, 10.0, 0)
+    assert (settings.window.seconds, settings.window.bytes) == (2 * 86_400, 5 * 1024**2)
+    assert (settings.merge_on_read, settings.groups, settings.text) == (False, 8, True)
+    assert settings.keep_deleted
+    assert settings.table_per_collection
+    assert settings.read.max_offsets_per_trigger == 7
+    assert settings.read.collections == ("a.b", "c.d")
+    assert settings.read.long_poll == 0.1
+
+
+def test_what_flags_do_not_say_is_left_to_the_defaults() -> None:
+    assert said([spark_options, source_settings, changelog_settings]) == {}
+    settings = PipelineSettings.parse("changelog", SOURCE, {})
+    assert (settings.once, settings.compact_every, settings.window.seconds) == (False, 20, 86_400)
+    assert settings.read.max_offsets_per_trigger == 1_000_000
+
+
+@pytest.mark.parametrize("text", ["7x", "-1", "soon"])
+def test_a_wrong_time_is_a_slip_of_the_command_line(text: str) -> None:
+    ran = CliRunner().invoke(compact, ["table", "--keep-versions", text])
+    assert ran.exit_code == 2
+    assert "--keep-versions" in ran.output
+    assert "duration" in ran.output
+
+
+def test_decorators_are_usable_alone() -> None:
+    @click.command()
+    @config_option
+    @spark_options
+    @collection_options
+    @vbuckets_option("--vbucket")
+    @access_options
+    def command(**options: Any) -> None:
+        click.echo(f"{options['collections']} {options['vbuckets']} {options['access'].user!r}")
+
+    words = ["--collections", "a.b", "--vbucket", "3,0-1"]
+    ran = CliRunner(env={"UPRIVER_USER": "me", "UPRIVER_PASSWORD": "p"}).invoke(command, words)
+    assert ran.output == "('a.b',) (0, 1, 3) 'me'\n"

@@ -1,0 +1,174 @@
+"""The lane of every test, and what may run at the same time as what.
+
+A test is in exactly one lane, which its path decides: ``unit`` unless a line below says otherwise.
+`make unit` runs that lane alone, `pytest -m spark` another one, `make test` all of them.
+
+Tests run in several processes. Those of a group run in one process, one after the other: a file is
+a group, because its tests share what they have started, and files that would starve each other of
+memory or cores are one group together. Groups that take long are started first and those of the
+lane unit last, so that no process is left with much when the others have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+#: What a lane has that the lanes before it have not.
+LANES = {
+    "unit": "one process: no other program, no Java, no browser",
+    "process": "starts processes: commands, servers, clusters, builds",
+    "spark": "starts Spark",
+    "browser": "opens pages in a browser",
+    "chaos": "kills, cuts and delays at random for a long time",
+}
+
+#: By file or directory; the longest that fits counts.
+_LANE_OF = {
+    "": "unit",
+    "cli": "process",
+    "cli/test_table_commands.py": "spark",
+    "cluster": "process",
+    "cluster/test_chaos.py": "chaos",
+    "cluster/test_reconcile.py": "unit",
+    "cluster/test_membership.py": "unit",
+    "cluster/test_old_peers.py": "unit",
+    "cluster/test_prepared_writes.py": "unit",
+    "cluster/test_mirror_chaos.py": "chaos",
+    "cluster/test_placement.py": "unit",
+    "cluster/test_replica_role.py": "unit",
+    "cluster/test_replica_streams.py": "unit",
+    "cluster/test_command_queue.py": "unit",
+    "consumer/test_checkpoints.py": "process",
+    "consumer/test_killed_readers.py": "process",
+    "consumer/test_memory_schedules.py": "chaos",
+    "dashboard/test_dashboard_commands.py": "process",
+    "dashboard/test_dashboard_page.py": "browser",
+    "producer/test_bounded_resources.py": "process",
+    "producer/test_killed_server.py": "process",
+    "producer/test_memcached_suites.py": "process",
+    "producer/test_node_sdk.py": "process",
+    "producer/test_slow_readers.py": "process",
+    "spark": "spark",
+    "spark/tables/test_pipeline_parts.py": "unit",
+    "spark/tables/test_table_formats.py": "unit",
+    "spark/tables/test_table_histories.py": "unit",
+    "spark/test_offsets.py": "unit",
+    "spark/test_source_options.py": "unit",
+    "spark/test_offset_planning.py": "unit",
+    "spark/test_simulation.py": "unit",
+    "store/test_store_faults.py": "process",
+    "store/test_store_killed.py": "process",
+    "test_architecture.py": "process",
+    "test_attack_tool.py": "process",
+    "test_docs.py": "spark",
+    "test_exported_members.py": "process",
+    "test_find_java.py": "process",
+    "test_packaging.py": "process",
+    "test_readme.py": "spark",
+    "testing/test_advertised_address.py": "process",
+    "testing/test_pytest_plugin.py": "process",
+    "wire/test_columns_any_traffic.py": "process",
+    "wire/test_columns_choice.py": "process",
+    "wire/test_tshark_agrees.py": "process",
+}
+
+#: Groups of more than a file, longest first; by file or directory, the longest that fits counts.
+#: Each has one Spark at a time, and the last two share theirs among all their tests.
+_GROUP_OF = {
+    "cluster/test_mirror_chaos.py": "spark processes",
+    "spark/test_local_cluster.py": "spark processes",
+    "cli/test_table_commands.py": "spark processes",
+    "spark/tables/test_watchable.py": "spark processes",
+    "spark/test_consumer_cache.py": "spark processes",
+    "spark/tables": "tables",
+    "spark": "spark",
+}
+
+#: Files with long tests that share nothing: each test is a group.
+_SPLIT = {"test_docs.py", "test_readme.py"}
+
+
+def _longest(table: dict[str, str], path: str) -> str | None:
+    places = [path, *map(str, Path(path).parents)]
+    return next((table[place] for place in (*places, "") if place in table), None)
+
+
+def _place(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix()
+
+
+def lane_of(path: str) -> str:
+    """The lane of the tests in a file, which is named as seen from here."""
+    lane = _longest(_LANE_OF, path)
+    assert lane is not None
+    return lane
+
+
+def group_of(path: str, test: str) -> str:
+    """What a test shares its process with: a group of several files, its file, or nothing."""
+    if path in _SPLIT:
+        return f"{path} {test}"
+    unit = lane_of(path) == "unit"
+    return (None if unit else _longest(_GROUP_OF, path)) or path
+
+
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    """How early a test is handed to a process."""
+    path = _place(item)
+    long = list(dict.fromkeys(_GROUP_OF.values()))
+    group = group_of(path, item.name)
+    return long.index(group) if group in long else len(long), -list(LANES).index(lane_of(path))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for lane, meaning in LANES.items():
+        config.addinivalue_line("markers", f"{lane}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        place = _place(item)
+        item.add_marker(lane_of(place))
+        item.add_marker(pytest.mark.xdist_group(group_of(place, item.name)))
+    if hasattr(config, "workerinput"):
+        items.sort(key=_rank)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for a core, because tests mostly wait; more than eight find too few long groups."""
+    return min(8, 2 * (os.cpu_count() or 1))
+
+
+# ---- a lane is what it says ------------------------------------------------------------------
+
+_PROCESSES = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec"}
+_running: pytest.Item | None = None
+
+
+def _forbid_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _PROCESSES and _running is not None:
+        raise AssertionError(
+            f"{_running.nodeid} is in the lane unit but starts a process, {arguments[0]!r}: "
+            "name its file in tests/lanes.py"
+        )
+
+
+sys.addaudithook(_forbid_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    global _running
+    _running = item if item.get_closest_marker("unit") else None
+    try:
+        return (yield)
+    finally:
+        _running = None

@@ -1,0 +1,56 @@
+"""An S3 server of its own for tests: moto, in a process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Seconds until the server must answer; never reached when all is well.
+PATIENCE = 60.0
+BUCKET = "lake"
+SECRET = "a-secret-that-nobody-repeats"
+
+
+@contextmanager
+def s3_server() -> Iterator[dict[str, str]]:
+    """Runs a server with one bucket; gives the variables by which it is reached."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        variables = {
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+        }
+        _make_bucket(variables["AWS_ENDPOINT_URL"], port, server)
+        yield variables
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _make_bucket(url: str, port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert server.poll() is None, "the S3 server has ended"
+            assert time.monotonic() < deadline, "the S3 server does not answer"
+            time.sleep(0.1)
+    request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+    urllib.request.urlopen(request, timeout=PATIENCE).close()

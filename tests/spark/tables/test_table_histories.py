@@ -1,0 +1,291 @@
+"""Random histories of a bucket, kept as a table without Spark: crashes, rollbacks, compactions."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tablekit import PATIENCE, Crash, ModelledBucket, documents_of, rows_of
+
+from upriver.errors import ConfigError, UpriverError
+from upriver.spark.tables import compaction, key_index, retention, table_set
+from upriver.spark.tables.lease import LeaseLost, held_lease
+from upriver.spark.tables.maintenance import compact
+from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.places import TablePlace
+from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.start import place_of, start_pipeline
+from upriver.spark.tables.storage import Storage
+from upriver.testing import TemporaryProducer
+
+VBUCKETS = 4
+#: How many random histories, and the seed of the first: more when somebody has the time.
+HISTORIES = int(os.environ.get("UPRIVER_SCHEDULES", "3"))
+SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
+STEPS = (
+    *("read", "files", "commit", "table", "compaction files", "compaction commit"),
+    *("checkpoint", "vacuum"),
+)
+
+
+@pytest.fixture
+def bucket() -> Iterator[ModelledBucket]:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        yield ModelledBucket(producer)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens seldom in large tables happens often in these."""
+    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
+    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(0))
+
+
+def started(bucket: ModelledBucket, table: Path, on_step: Any = None, **options: Any) -> Pipeline:
+    given = {"once": True, "retry_timeout": "1s", **options}
+    settings = PipelineSettings.parse("mirror", bucket.producer.source, given)
+    more = {} if on_step is None else {"on_step": on_step}
+    return start_pipeline(None, settings, place_of(table, settings), **more)
+
+
+def caught_up(bucket: ModelledBucket, table: Path, **options: Any) -> None:
+    assert started(bucket, table, **options).wait(PATIENCE)
+
+
+def changed(bucket: ModelledBucket, dice: random.Random, count: int) -> None:
+    for _ in range(count):
+        vbucket = dice.randrange(VBUCKETS)
+        key = b"%d-%d" % (vbucket, dice.randrange(8))
+        chance = dice.random()
+        if chance < 0.08:
+            bucket.fail_over(vbucket, max(0, bucket.high(vbucket) - dice.randrange(1, 9)))
+        elif chance < 0.25 and bucket.has(vbucket, key):
+            bucket.delete(vbucket, key)
+        else:
+            bucket.write(vbucket, key, b"%d" % dice.randrange(10**6))
+
+
+@pytest.mark.parametrize("merge_on_read", [True, False], ids=["merge on read", "copy on write"])
+@pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
+def test_random_histories_and_crashes_end_equal(
+    bucket: ModelledBucket, tmp_path: Path, seed: int, merge_on_read: bool
+) -> None:
+    table = tmp_path / "documents"
+    dice = random.Random(seed)
+    options = {
+        "merge_on_read": merge_on_read,
+        "compact_every": dice.choice([1, 3]),
+        "keep_versions": dice.choice(["0s", "24h"]),
+        "max_offsets_per_trigger": dice.choice([5, 1000]),
+    }
+    for _ in range(25):
+        changed(bucket, dice, dice.randrange(1, 20))
+        doomed = dice.choice(STEPS)
+        left = dice.randrange(3)
+
+        def die(step: str, doomed: str = doomed) -> None:
+            nonlocal left
+            if step == doomed:
+                left -= 1
+                if left < 0:
+                    raise Crash(f"died after {step}")
+
+        if dice.random() < 0.5:
+            try:
+                started(bucket, table, die, **options).wait(PATIENCE)
+            except UpriverError as problem:
+                assert "died after" in str(problem)
+        elif dice.random() < 0.2 and table.exists():
+            compact(TablePlace.parse(table), seconds=dice.choice([0, 86_400]))
+        else:
+            caught_up(bucket, table, **options)
+            assert documents_of(table) == bucket.documents()
+    caught_up(bucket, table, **options)
+    assert documents_of(table) == bucket.documents()
+    if not merge_on_read:
+        assert not (table / "_dv").exists()
+        assert DeltaTable(table).to_pyarrow_table().num_rows == len(bucket.documents())
+
+
+def test_a_rollback_takes_the_rows_of_an_older_version(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    """Also when the files of that version were compacted away meanwhile; and the bucket is read
+    anew where the version is gone."""
+    for kept in ("24h", "0s"):
+        table = tmp_path / kept
+        options = {"keep_versions": kept, "compact_every": 1}
+        for number in range(12):
+            bucket.write(0, b"k%d" % number, b"old")
+            caught_up(bucket, table, **options)
+        point = bucket.high(0)
+        for number in range(6):
+            bucket.write(0, b"k%d" % number, b"lost")
+            caught_up(bucket, table, **options)
+        bucket.fail_over(0, point)
+        caught_up(bucket, table, **options)
+        assert documents_of(table) == bucket.documents()
+        bucket.fail_over(0, 3)
+        bucket.fail_over(0, 2)
+        caught_up(bucket, table, **options)
+        assert documents_of(table) == bucket.documents()
+
+
+def test_a_table_is_continued_from_nothing_else(bucket: ModelledBucket, tmp_path: Path) -> None:
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, tmp_path / "here")
+    # neither leases, nor indexes, nor progress: only what a reader needs
+    for path in (tmp_path / "here").rglob("*"):
+        relative = path.relative_to(tmp_path / "here")
+        if path.is_file() and relative.parts[0] != "_upriver":
+            copy = tmp_path / "there" / relative
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    bucket.write(0, b"a", b"2")
+    bucket.write(1, b"b", b"1")
+    caught_up(bucket, tmp_path / "there")
+    assert documents_of(tmp_path / "there") == {b"a": b"2", b"b": b"1"}
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "flipped", "of another file"])
+def test_an_index_is_never_the_truth(bucket: ModelledBucket, tmp_path: Path, damage: str) -> None:
+    table = tmp_path / "documents"
+    for number in range(20):
+        bucket.write(0, b"k%d" % number, b"old")
+    caught_up(bucket, table)
+    (index,) = (table / key_index.FOLDER).iterdir()
+    if damage == "missing":
+        index.unlink()
+    elif damage == "empty":
+        index.write_bytes(b"")
+    elif damage == "flipped":
+        data = bytearray(index.read_bytes())
+        data[len(data) // 2] ^= 1
+        index.write_bytes(data)
+    else:
+        bucket.write(1, b"other", b"1")
+        caught_up(bucket, table)
+        (other,) = (one for one in (table / key_index.FOLDER).iterdir() if one != index)
+        index.write_bytes(other.read_bytes())
+    for number in range(20):
+        bucket.write(0, b"k%d" % number, b"new")
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_versions_and_bytes_stay_within_their_window(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    options = {"keep_versions": "0s", "compact_every": 5}
+    sizes = []
+    for number in range(60):
+        for key in range(10):
+            bucket.write(key % VBUCKETS, b"k%d" % key, b"%d" % number * 500)
+        caught_up(bucket, table, **options)
+        if number % 20 == 19:
+            files = [path for path in table.rglob("*") if path.is_file()]
+            sizes.append((len(files), sum(path.stat().st_size for path in files)))
+    assert max(count for count, _ in sizes) < 100
+    assert sizes[-1][1] < 2 * sizes[0][1]
+    assert documents_of(table) == bucket.documents()
+
+
+def test_an_append_by_a_stranger_is_refused_and_kept(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    rows = DeltaTable(table)
+    before = rows.version()
+    held = rows_of(table)
+    write_deltalake(table, _arrow(table), mode="append")
+    bucket.write(0, b"a", b"2")
+    with pytest.raises(ConfigError, match=r"WRITE by delta-rs.*nothing was changed"):
+        caught_up(bucket, table)
+    assert len(rows_of(table)) == 2 * len(held)
+    DeltaTable(table).restore(before)
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def _arrow(table: Path) -> Any:
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+
+    found = QueryBuilder().register("held", DeltaTable(table)).execute("SELECT * FROM held")
+    return pa.table(found)
+
+
+def test_an_append_while_a_batch_is_under_way_is_noticed(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    bucket.write(0, b"a", b"2")
+
+    def meddle(step: str) -> None:
+        if step == "files":
+            write_deltalake(table, _arrow(table), mode="append")
+
+    with pytest.raises(ConfigError, match="was written by another program"):
+        started(bucket, table, meddle).wait(PATIENCE)
+
+
+def test_strangers_may_compact_and_vacuum(bucket: ModelledBucket, tmp_path: Path) -> None:
+    table = tmp_path / "documents"
+    for number in range(6):
+        bucket.write(0, b"k%d" % number, b"1")
+        bucket.write(0, b"hot", b"%d" % number)
+        caught_up(bucket, table)
+    DeltaTable(table).optimize.compact()
+    DeltaTable(table).vacuum(
+        retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True
+    )
+    bucket.write(0, b"k3", b"2")
+    bucket.delete(0, b"k4")
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_whoever_has_lost_the_lease_commits_nothing(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    version = DeltaTable(table).version()
+    bucket.write(0, b"a", b"2")
+
+    def take_over(step: str) -> None:
+        if step == "files":
+            monkeypatch.setattr("upriver.spark.tables.lease._is_dead", lambda holder: True)
+            with held_lease(Storage.parse(table)):
+                pass
+
+    with pytest.raises(LeaseLost, match="nothing was committed"):
+        started(bucket, table, take_over).wait(PATIENCE)
+    assert DeltaTable(table).version() == version
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
+    storage = Storage.parse(tmp_path)
+    with (
+        held_lease(storage) as lease,
+        pytest.raises(ConfigError, match=f"process {os.getpid()} of .*, lease {lease.number}"),
+        held_lease(storage),
+    ):
+        pass
+    with held_lease(storage) as next_one:
+        assert next_one.number == lease.number + 1
