@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types tests unit fuzz coverage chaos attack soak bench docs clean
+.PHONY: help demo test lint format types tests extended unit fuzz coverage chaos attack soak bench docs clean
 .PHONY: environment
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
@@ -28,8 +28,13 @@ lint: environment ## style and likely mistakes
 types: environment ## mypy --strict
 	@$(BIN)/mypy
 
-tests: environment ## all tests, in several processes
-	@$(BIN)/pytest -n auto
+tests: environment ## all tests, in several processes; what fails runs once more, alone
+	@$(BIN)/pytest -n auto || { status=$$?; [ $$status = 1 ] || exit $$status; \
+	echo "what failed beside other tests runs once more, alone:"; \
+	$(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none --maxfail 5; }
+
+extended: environment ## the tests that take minutes each
+	@$(BIN)/pytest -n 2 --extended
 
 unit: environment ## the tests that start no processes, for while you work
 	@$(BIN)/pytest -n auto -m unit

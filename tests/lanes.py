@@ -1,7 +1,8 @@
 """The lane of every test, and what may run at the same time as what.
 
 A test is in exactly one lane, which its path decides: ``unit`` unless a line below says otherwise.
-`make unit` runs that lane alone, `pytest -m spark` another one, `make test` all of them.
+`make unit` runs that lane alone, `pytest -m spark` another one, `make test` all of them. A test
+that takes a minute or more is marked ``extended`` besides: it runs with `make extended` only.
 
 Tests run in several processes. Those of a group run in one process, one after the other: a file is
 a group, because its tests share what they have started, and files that would starve each other of
@@ -127,7 +128,12 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     return long.index(group) if group in long else len(long), -list(LANES).index(lane_of(path))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--extended", action="store_true", help="run the tests marked extended, alone")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "extended: takes minutes, runs with --extended only")
     for lane, meaning in LANES.items():
         config.addinivalue_line("markers", f"{lane}: {meaning}")
 
@@ -138,6 +144,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place = _place(item)
         item.add_marker(lane_of(place))
         item.add_marker(pytest.mark.xdist_group(group_of(place, item.name)))
+    wanted = config.getoption("--extended")
+    others = [item for item in items if bool(item.get_closest_marker("extended")) != wanted]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
 
