@@ -17,16 +17,17 @@ from typing import Final
 from ..errors import ConnectionFailed, Status, UpriverError
 from ..wire import messages as m
 from ..wire.dialects import Dcp
-from ..wire.names import StreamFlag
+from ..wire.header import FLEX_RESPONSE, RESPONSE
+from ..wire.names import Command, StreamFlag
 from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
 
 __all__ = ["ReplicationRelay"]
 
 _DIALECT: Final = Dcp(collections=True)
-_ADD_STREAM: Final = 0x51
-_CLOSE_STREAM: Final = 0x52
-_STREAM_END: Final = 0x55
-_RESPONSES: Final = frozenset({0x81, 0x18})
+_ADD_STREAM: Final = Dcp.table.opcodes[Command.ADD_STREAM]
+_CLOSE_STREAM: Final = Dcp.table.opcodes[Command.CLOSE_STREAM]
+_STREAM_END: Final = Dcp.table.opcodes[Command.STREAM_END]
+_RESPONSES: Final = frozenset({RESPONSE, FLEX_RESPONSE})
 _VBUCKET = struct.Struct(">H")
 _VBUCKET_AT: Final = 6
 #: Seconds for a stream to be settled. A replica that has to roll back first rewrites its files.

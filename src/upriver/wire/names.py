@@ -15,8 +15,11 @@ __all__ = [
     "MarkerFlag",
     "OpenFlag",
     "OsoFlag",
+    "PathFlag",
     "RequestedState",
     "StreamFlag",
+    "SubdocFlag",
+    "WithMetaOption",
 ]
 
 
@@ -270,6 +273,38 @@ class MarkerFlag(IntFlag):
     ACK = 0x08
     HISTORY = 0x10
     DUPLICATES = 0x20
+
+
+class SubdocFlag(IntFlag):
+    """Options of a sub-document command as a whole."""
+
+    NONE = 0
+    MAKE_DOCUMENT = 0x01
+    ADD = 0x02
+    ACCESS_DELETED = 0x04
+    CREATE_AS_DELETED = 0x08
+    REVIVE = 0x10
+    REPLICA_READ = 0x20
+
+
+class PathFlag(IntFlag):
+    """Options of one path of a sub-document command."""
+
+    NONE = 0
+    MAKE_PARENTS = 0x01
+    IN_XATTRS = 0x04
+    EXPAND_MACROS = 0x10
+
+
+class WithMetaOption(IntFlag):
+    """Options of a write with metadata."""
+
+    NONE = 0
+    FORCE = 0x01
+    LAST_WRITE_WINS = 0x02  # the sender knows how the bucket resolves conflicts; no effect
+    REGENERATE_CAS = 0x04
+    SKIP_CONFLICT_RESOLUTION = 0x08
+    EXPIRATION = 0x10
 
 
 class OsoFlag(IntFlag):

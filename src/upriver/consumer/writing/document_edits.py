@@ -27,6 +27,7 @@ from ...wire.dialects import Dcp
 from ...wire.header import parse_header
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
+from ...wire.names import WithMetaOption
 
 __all__ = [
     "Ask",
@@ -50,8 +51,6 @@ __all__ = [
 
 #: Most bytes of a key in an error message.
 _KEY_SHOWN: Final = 100
-#: Option of DELETE_WITH_META: the document was not deleted but expired.
-_IS_EXPIRATION: Final = 0x10
 _NANOSECONDS: Final = 1_000_000_000
 _U32_MAX: Final = 2**32 - 1
 
@@ -353,7 +352,7 @@ def _copied_removal(key: bytes, cas: int, rev: int, expired: bool) -> Steps:
     # when this client writes the tombstone. It is derived from the CAS, which is a time.
     extras = _WITH_META.pack(0, min(cas // _NANOSECONDS, _U32_MAX), rev, cas)
     if expired:
-        extras += _OPTIONS.pack(_IS_EXPIRATION)
+        extras += _OPTIONS.pack(WithMetaOption.EXPIRATION)
     answer = yield Ask(Form.DELETE_META, extras)
     if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
         return Outcome.UNCHANGED

@@ -19,15 +19,12 @@ from ...wire import canonical, kv
 from ...wire.canonical import CanonicalChange
 from ...wire.messages import PlainResponse, Request
 from ...wire.names import Command as C
-from ...wire.names import Feature
+from ...wire.names import Feature, PathFlag, SubdocFlag
 from . import subdoc_lookups
 from .document_writes import keeps_expiry, write_over
 from .request import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses
 from .subdoc_lookups import (
-    EXPANDS_MACROS,
-    IN_XATTRS,
-    MAKE_PARENTS,
     check_order,
     status_number,
 )
@@ -36,14 +33,10 @@ from .subdoc_mutations import MUTATIONS, Draft
 
 __all__ = ["HANDLERS"]
 
-#: Document flags.
-_MAKE_DOCUMENT: Final = 0x01
-_ADD: Final = 0x02
-_ACCESS_DELETED: Final = 0x04
-_CREATE_AS_DELETED: Final = 0x08
-_REVIVE: Final = 0x10
-_REPLICA_READ: Final = 0x20
-_OF_MUTATIONS: Final = _MAKE_DOCUMENT | _ADD | _ACCESS_DELETED | _CREATE_AS_DELETED | _REVIVE
+# As integers: the complement of a flag set has no unknown bits.
+_OF_LOOKUPS: Final = int(SubdocFlag.ACCESS_DELETED | SubdocFlag.REPLICA_READ)
+_OF_MUTATIONS: Final = int(~SubdocFlag.REPLICA_READ)
+_MAKES: Final = SubdocFlag.MAKE_DOCUMENT | SubdocFlag.ADD
 
 #: Larger documents are searched in a thread: each path takes up to a millisecond.
 _MAX_INLINE: Final = 16 * 1024
@@ -121,7 +114,7 @@ def _look_up(
     respond: Callable[[Call, CanonicalChange, bool, list[tuple[Status, bytes]]], PlainResponse],
 ) -> Answer:
     flags = request.doc_flags or 0
-    if flags & ~(_ACCESS_DELETED | _REPLICA_READ):
+    if flags & ~_OF_LOOKUPS:
         raise StoreRefusal(Status.INVALID, f"{flags:#x} are no document flags of a lookup")
     _check_xattrs_negotiated(call, paths)
     found, deleted = _read(call, request, flags)
@@ -155,11 +148,11 @@ def _look_up(
 
 def _read(call: Call, request: kv.DocumentRequest, flags: int) -> tuple[CanonicalChange, bool]:
     """Returns the document, or its tombstone if requested, and whether it is a tombstone."""
-    vbucket, key, replica = request.vbucket, key_of(request), bool(flags & _REPLICA_READ)
+    vbucket, key, replica = request.vbucket, key_of(request), bool(flags & SubdocFlag.REPLICA_READ)
     try:
         return call.bucket.get(vbucket, key, replica=replica), False
     except StoreRefusal as refusal:
-        if refusal.status is not Status.NOT_FOUND or not flags & _ACCESS_DELETED:
+        if refusal.status is not Status.NOT_FOUND or not flags & SubdocFlag.ACCESS_DELETED:
             raise
     record = call.bucket.meta(vbucket, key, replica=replica)
     with call.bucket.open_reader(vbucket, record.seqno - 1) as reader:
@@ -197,20 +190,22 @@ def _check_flags(
     problem = ""
     # Couchbase Server refuses this only for a single path: transactions set the flag for documents
     # that exist, too.
-    creates_deleted = flags & _CREATE_AS_DELETED and isinstance(request, kv.SubdocOperation)
+    creates_deleted = flags & SubdocFlag.CREATE_AS_DELETED and isinstance(
+        request, kv.SubdocOperation
+    )
     if flags & ~_OF_MUTATIONS:
         problem = f"{flags:#x} are no document flags of a mutation"
-    elif flags & _MAKE_DOCUMENT and flags & _ADD:
+    elif flags & SubdocFlag.MAKE_DOCUMENT and flags & SubdocFlag.ADD:
         problem = "a document is added or made, not both"
-    elif flags & _ADD and request.cas:
+    elif flags & SubdocFlag.ADD and request.cas:
         problem = "a document that must not exist has no CAS"
-    elif creates_deleted and not flags & (_MAKE_DOCUMENT | _ADD):
+    elif creates_deleted and not flags & _MAKES:
         problem = "what is created as deleted must be added or made"
-    elif creates_deleted and not all(x.path_flags & IN_XATTRS for x in paths):
+    elif creates_deleted and not all(x.path_flags & PathFlag.IN_XATTRS for x in paths):
         problem = "what is created as deleted has attributes only"
-    elif flags & _REVIVE and not flags & _ACCESS_DELETED:
+    elif flags & SubdocFlag.REVIVE and not flags & SubdocFlag.ACCESS_DELETED:
         problem = "only who can see deleted documents can revive them"
-    elif flags & _REVIVE and flags & _CREATE_AS_DELETED:
+    elif flags & SubdocFlag.REVIVE and flags & SubdocFlag.CREATE_AS_DELETED:
         problem = "a document is revived or created as deleted, not both"
     if problem:
         raise StoreRefusal(Status.INVALID, problem)
@@ -273,17 +268,17 @@ class _Mutation:
     def found(self) -> CanonicalChange | None:
         """Returns the version to edit; None if a document is to be created."""
         request = self.request
-        makes = bool(self.flags & (_MAKE_DOCUMENT | _ADD)) and not request.cas
+        makes = bool(self.flags & _MAKES) and not request.cas
         try:
             found, self.deleted = _read(self.call, request, self.flags)
         except StoreRefusal as refusal:
             if refusal.status is not Status.NOT_FOUND or not makes:
                 raise
-            self.deleted = bool(self.flags & _CREATE_AS_DELETED)
+            self.deleted = bool(self.flags & SubdocFlag.CREATE_AS_DELETED)
             return None
-        if self.flags & _ADD:
+        if self.flags & SubdocFlag.ADD:
             raise StoreRefusal(Status.EXISTS, f"there is a document {quoted(request.key)}")
-        if self.flags & _REVIVE and not self.deleted:
+        if self.flags & SubdocFlag.REVIVE and not self.deleted:
             raise StoreRefusal(
                 Status.SUBDOC_CAN_ONLY_REVIVE_DELETED, f"{quoted(request.key)} is not deleted"
             )
@@ -294,7 +289,7 @@ class _Mutation:
             return Draft()
         parts = subdoc_lookups.split(found.value, found.datatype)
         document = None
-        if any(path.path_flags & EXPANDS_MACROS for path in self.paths):
+        if any(path.path_flags & PathFlag.EXPAND_MACROS for path in self.paths):
             branch = self.call.bucket.failover_log(self.request.vbucket).newest
             document = subdoc_lookups.document_attribute(found, parts, branch)
         body = None if self.deleted and not parts.body else parts.body
@@ -303,7 +298,7 @@ class _Mutation:
     def edit(self, draft: Draft, paths: tuple[kv.SubdocPath, ...]) -> None:
         self.results, self.failed = [], None
         # A request that creates the document also creates the parents of its paths.
-        implied = MAKE_PARENTS if self.flags & (_MAKE_DOCUMENT | _ADD) else 0
+        implied = PathFlag.MAKE_PARENTS if self.flags & _MAKES else 0
         for position, path in enumerate(paths):
             try:
                 if path.path:
@@ -315,7 +310,7 @@ class _Mutation:
 
     def delete(self, draft: Draft, found: CanonicalChange | None, operation: kv.SubdocPath) -> None:
         """Reduces a document to what its tombstone keeps: the system attributes."""
-        attributes_only = all(path.path_flags & IN_XATTRS for path in self.paths[:-1])
+        attributes_only = all(path.path_flags & PathFlag.IN_XATTRS for path in self.paths[:-1])
         if operation.path or found is None or self.deleted or not attributes_only:
             raise StoreRefusal(
                 Status.SUBDOC_INVALID_COMBINATION,
@@ -326,7 +321,7 @@ class _Mutation:
 
     def change(self, draft: Draft, found: CanonicalChange | None, deletes: bool) -> Change:
         request = self.request
-        deleted = (self.deleted and not self.flags & _REVIVE) or deletes
+        deleted = (self.deleted and not self.flags & SubdocFlag.REVIVE) or deletes
         parts = draft.remains if deleted else draft.parts
         parts = parts._replace(xattrs=draft.macros.finish(parts.xattrs, parts.body))
         value, datatype = parts.body, Datatype.JSON if parts.is_json else Datatype.RAW
@@ -362,13 +357,13 @@ class _Mutation:
                 for position, result in enumerate(self.results)
                 if result
             )
-        dead = self.deleted and not self.flags & _REVIVE
+        dead = self.deleted and not self.flags & SubdocFlag.REVIVE
         status = Status.SUBDOC_SUCCESS_DELETED if dead else Status.SUCCESS
         return self.call.plain(value, extras=extras, cas=done.cas, status=status)
 
 
 def _check_xattrs_negotiated(call: Call, paths: tuple[kv.SubdocPath, ...]) -> None:
-    if not call.has(Feature.XATTR) and any(path.path_flags & IN_XATTRS for path in paths):
+    if not call.has(Feature.XATTR) and any(path.path_flags & PathFlag.IN_XATTRS for path in paths):
         raise StoreRefusal(Status.NOT_SUPPORTED, "extended attributes were not negotiated")
 
 

@@ -20,14 +20,12 @@ from ...wire import kv, values
 from ...wire.canonical import CanonicalChange
 from ...wire.crc32c import crc32c
 from ...wire.names import Command as C
+from ...wire.names import PathFlag
 from ...wire.numbers import STATUSES
 from . import json_edits
 from .json_paths import entries, parse_path, reading
 
 __all__ = [
-    "EXPANDS_MACROS",
-    "IN_XATTRS",
-    "MAKE_PARENTS",
     "Parts",
     "check_order",
     "document_attribute",
@@ -38,11 +36,6 @@ __all__ = [
     "virtual",
     "wanted_virtual",
 ]
-
-#: Path flags.
-MAKE_PARENTS: Final = 0x01
-IN_XATTRS: Final = 0x04
-EXPANDS_MACROS: Final = 0x10
 
 DOCUMENT: Final = "$document"
 VBUCKET: Final = "$vbucket"
@@ -99,7 +92,7 @@ def wanted_virtual(paths: tuple[kv.SubdocPath, ...]) -> frozenset[str]:
     named = [
         path.path.partition(b".")[0].partition(b"[")[0].replace(b"`", b"")
         for path in paths
-        if path.path_flags & IN_XATTRS
+        if path.path_flags & PathFlag.IN_XATTRS
     ]
     return frozenset(name for name in _VIRTUAL if name.encode() in named)
 
@@ -148,11 +141,11 @@ def look_up(parts: Parts, xattrs: str, operation: kv.SubdocPath) -> bytes:
         if path or operation.path_flags:
             raise StoreRefusal(Status.INVALID, "a whole document has neither path nor flags")
         return parts.body
-    if operation.path_flags & ~IN_XATTRS:
+    if operation.path_flags & ~int(PathFlag.IN_XATTRS):
         raise StoreRefusal(Status.SUBDOC_XATTR_INVALID_FLAGS, "flags that a lookup does not have")
     if not path and command is not C.SUBDOC_GET_COUNT:
         raise StoreRefusal(Status.INVALID, "the path is empty")
-    if operation.path_flags & IN_XATTRS:
+    if operation.path_flags & PathFlag.IN_XATTRS:
         if not path:
             raise StoreRefusal(Status.XATTR_INVALID, "the path names no attribute")
         name = str(path[0])
@@ -189,7 +182,7 @@ def check_order(paths: tuple[kv.SubdocPath, ...], allowed: frozenset[C]) -> None
         raise StoreRefusal(
             Status.SUBDOC_INVALID_COMBINATION, "lookups and mutations cannot be mixed"
         )
-    in_xattrs = [bool(path.path_flags & IN_XATTRS) for path in paths]
+    in_xattrs = [bool(path.path_flags & PathFlag.IN_XATTRS) for path in paths]
     if in_xattrs != sorted(in_xattrs, reverse=True):
         raise StoreRefusal(
             Status.SUBDOC_INVALID_XATTR_ORDER, "paths into attributes come before all others"

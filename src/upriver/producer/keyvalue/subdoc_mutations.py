@@ -12,13 +12,17 @@ from typing import Final
 from ...errors import Status, StoreRefusal
 from ...wire import kv
 from ...wire.names import Command as C
+from ...wire.names import PathFlag
 from . import json_edits
 from .document_values import is_json
 from .json_paths import Path, entries, parse_path
-from .subdoc_lookups import EXPANDS_MACROS, IN_XATTRS, MAKE_PARENTS, Parts
+from .subdoc_lookups import Parts
 from .subdoc_macros import Macros
 
 __all__ = ["MUTATIONS", "Draft"]
+
+# As an integer: the complement of a flag set has no unknown bits.
+_KNOWN_FLAGS: Final = int(~PathFlag.NONE)
 
 _Edit = Callable[[str, Path, bytes, bool], str]
 
@@ -120,10 +124,10 @@ class Draft:
     def apply(self, operation: kv.SubdocPath) -> bytes:
         """Makes one edit and returns its result: the new number of a counter, else nothing."""
         command = operation.command
-        if operation.path_flags & ~(MAKE_PARENTS | IN_XATTRS | EXPANDS_MACROS):
+        if operation.path_flags & ~_KNOWN_FLAGS:
             raise StoreRefusal(Status.INVALID, f"{operation.path_flags:#x} are no flags of a path")
-        if operation.path_flags & EXPANDS_MACROS:
-            if not operation.path_flags & IN_XATTRS:
+        if operation.path_flags & PathFlag.EXPAND_MACROS:
+            if not operation.path_flags & PathFlag.IN_XATTRS:
                 raise StoreRefusal(
                     Status.SUBDOC_XATTR_INVALID_FLAGS, "macros are for attributes only"
                 )
@@ -136,7 +140,7 @@ class Draft:
             self.body, self.is_json = operation.value, is_json(operation.value)
             return b""
         path = parse_path(operation.path)
-        if operation.path_flags & IN_XATTRS:
+        if operation.path_flags & PathFlag.IN_XATTRS:
             return self._edit_xattrs(operation, path)
         if command is C.SUBDOC_REPLACE_BODY_WITH_XATTR:
             raise StoreRefusal(Status.INVALID, "the body comes from an attribute")
@@ -163,7 +167,7 @@ class Draft:
 
 
 def _edited(text: str, operation: kv.SubdocPath, path: Path) -> tuple[str, bytes]:
-    parents = bool(operation.path_flags & MAKE_PARENTS)
+    parents = bool(operation.path_flags & PathFlag.MAKE_PARENTS)
     if operation.command is C.SUBDOC_COUNTER:
         text, number = json_edits.count_up(text, path, operation.value, parents=parents)
         return text, str(number).encode()

@@ -13,6 +13,7 @@ from ...model import Datatype, Op
 from ...store import WithMeta
 from ...wire import kv, values
 from ...wire.messages import Request
+from ...wire.names import WithMetaOption
 from . import document_values
 from .document_writes import datatype_of, live_record, written
 from .request import Call, key_of
@@ -25,12 +26,9 @@ __all__ = ["HANDLERS"]
 #: permanently.
 _MAX_CAS_AHEAD: Final = 65 * 60 * 1_000_000_000
 
-#: Options of a write with metadata.
-_SKIP_CONFLICT_RESOLUTION: Final = 0x01 | 0x08
-_REGENERATE_CAS: Final = 0x04
-_IS_EXPIRATION: Final = 0x10
-#: An option without effect: it says that the sender knows how the bucket resolves conflicts.
-_HARMLESS: Final = 0x02
+_UNCONDITIONAL: Final = WithMetaOption.FORCE | WithMetaOption.SKIP_CONFLICT_RESOLUTION
+# As an integer: the complement of a flag set has no unknown bits.
+_KNOWN: Final = int(~WithMetaOption.NONE)
 
 
 def _set_with_meta(call: Call, request: kv.SetWithMeta) -> Answer:
@@ -43,7 +41,7 @@ def _set_with_meta(call: Call, request: kv.SetWithMeta) -> Answer:
 def _delete_with_meta(call: Call, request: kv.DeleteWithMeta) -> Answer:
     if document_values.checked_body(call.client, request.value, request.datatype):
         request = _without_body(request)
-    expired = (request.options or 0) & _IS_EXPIRATION
+    expired = (request.options or 0) & WithMetaOption.EXPIRATION
     op = Op.EXPIRATION if expired else Op.DELETION
     datatype = int(request.datatype & ~Datatype.JSON)  # a deletion has no JSON body
     return _with_meta(call, request, op, datatype, request.delete_time)
@@ -53,10 +51,9 @@ def _with_meta(
     call: Call, request: kv.SetWithMeta | kv.DeleteWithMeta, op: Op, datatype: int, time: int
 ) -> Answer:
     options = request.options or 0
-    known = _SKIP_CONFLICT_RESOLUTION | _REGENERATE_CAS | _IS_EXPIRATION | _HARMLESS
-    if options & ~known or (options & _IS_EXPIRATION and op is Op.MUTATION):
+    if options & ~_KNOWN or (options & WithMetaOption.EXPIRATION and op is Op.MUTATION):
         raise StoreRefusal(Status.INVALID, f"{options:#x} are no options of this command")
-    if options & _REGENERATE_CAS:
+    if options & WithMetaOption.REGENERATE_CAS:
         raise StoreRefusal(Status.NOT_SUPPORTED, "a CAS that was given is not made anew")
     if not 0 < request.new_cas <= call.node.now() * 1_000_000_000 + _MAX_CAS_AHEAD:
         raise StoreRefusal(Status.CAS_VALUE_INVALID, f"the CAS {request.new_cas} is out of reach")
@@ -72,7 +69,7 @@ def _with_meta(
         time,
         datatype,
         call.locks.condition(vbucket, key, request.cas),
-        bool(options & _SKIP_CONFLICT_RESOLUTION),
+        bool(options & _UNCONDITIONAL),
     )
     return Write(change, partial(written, call, request))
 
