@@ -9,19 +9,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tablekit import PATIENCE, Crash, ModelledBucket, documents_of, rows_of
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables import compaction, key_index, retention, table_set
-from upriver.spark.tables.lease import LeaseLost, held_lease
+from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
 from upriver.spark.tables.maintenance import compact
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.start import place_of, start_pipeline
 from upriver.spark.tables.storage import Storage
+from upriver.spark.tables.table_set import TableSet
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4
@@ -59,14 +61,16 @@ def caught_up(bucket: ModelledBucket, table: Path, **options: Any) -> None:
     assert started(bucket, table, **options).wait(PATIENCE)
 
 
-def changed(bucket: ModelledBucket, dice: random.Random, count: int) -> None:
+def changed(
+    bucket: ModelledBucket, dice: random.Random, count: int, failovers: float = 0.08
+) -> None:
     for _ in range(count):
         vbucket = dice.randrange(VBUCKETS)
         key = b"%d-%d" % (vbucket, dice.randrange(8))
         chance = dice.random()
-        if chance < 0.08:
+        if chance < failovers:
             bucket.fail_over(vbucket, max(0, bucket.high(vbucket) - dice.randrange(1, 9)))
-        elif chance < 0.25 and bucket.has(vbucket, key):
+        elif chance < failovers + 0.17 and bucket.has(vbucket, key):
             bucket.delete(vbucket, key)
         else:
             bucket.write(vbucket, key, b"%d" % dice.randrange(10**6))
@@ -85,7 +89,7 @@ def test_random_histories_and_crashes_end_equal(
         "keep_versions": dice.choice(["0s", "24h"]),
         "max_offsets_per_trigger": dice.choice([5, 1000]),
     }
-    for _ in range(25):
+    for _ in range(18):
         changed(bucket, dice, dice.randrange(1, 20))
         doomed = dice.choice(STEPS)
         left = dice.randrange(3)
@@ -97,7 +101,13 @@ def test_random_histories_and_crashes_end_equal(
                 if left < 0:
                     raise Crash(f"died after {step}")
 
-        if dice.random() < 0.5:
+        def roll_back(step: str, point: str = doomed) -> None:
+            if step == point:
+                changed(bucket, dice, 2, failovers=0.6)
+
+        if dice.random() < 0.3:
+            assert started(bucket, table, roll_back, **options).wait(PATIENCE)
+        elif dice.random() < 0.5:
             try:
                 started(bucket, table, die, **options).wait(PATIENCE)
             except UpriverError as problem:
@@ -136,6 +146,81 @@ def test_a_rollback_takes_the_rows_of_an_older_version(
         bucket.fail_over(0, 2)
         caught_up(bucket, table, **options)
         assert documents_of(table) == bucket.documents()
+
+
+@pytest.mark.parametrize("merge_on_read", [True, False], ids=["merge on read", "copy on write"])
+def test_a_failover_at_any_step_is_followed(
+    bucket: ModelledBucket, tmp_path: Path, merge_on_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first load on, at every step of a batch and of what follows it; once and twice."""
+    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
+    table = tmp_path / "documents"
+    options = {"merge_on_read": merge_on_read, "compact_every": 1, "max_offsets_per_trigger": 40}
+    seen = set()
+    for number, step in enumerate(("read", *STEPS)):
+        for key in range(12):
+            bucket.write(key % VBUCKETS, b"k%d" % key, b"%d" % number)
+            bucket.write(key % VBUCKETS, b"k%d-%d" % (key, number), b"stays")
+
+        def fail_over(done: str, wanted: str = step, times: int = 1 + number % 2) -> None:
+            if done == wanted and (done, times) not in seen:
+                seen.add((done, times))
+                for lost in range(times):
+                    bucket.fail_over(0, max(0, bucket.high(0) - 2 + lost))
+                    bucket.write(0, b"k0", b"after")
+
+        assert started(bucket, table, fail_over, **options).wait(PATIENCE)
+        caught_up(bucket, table, **options)
+        assert documents_of(table) == bucket.documents()
+    assert {step for step, _ in seen} == set(STEPS) - {"table"}
+
+
+@pytest.mark.parametrize("noticed", ["by the plan", "by the task"])
+def test_a_vbucket_is_read_anew_where_others_have_vacuumed_its_version(
+    bucket: ModelledBucket, tmp_path: Path, noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "documents"
+    for number in range(5):
+        bucket.write(0, b"k%d" % number, b"old")
+        bucket.write(1, b"other", b"%d" % number)
+        caught_up(bucket, table)
+    point = bucket.high(0)
+    bucket.write(0, b"k1", b"lost")
+    caught_up(bucket, table)
+    DeltaTable(table).optimize.compact()
+    gone = DeltaTable(table).vacuum(
+        retention_hours=0, enforce_retention_duration=False, dry_run=False
+    )
+    assert gone, "there was nothing to vacuum"
+    bucket.fail_over(0, point)
+    if noticed == "by the task":  # as if the vacuum came after the plan
+        look, looks = TableSet.can_restore, []
+
+        def looked(self: TableSet, vbucket: int, seqno: int) -> bool:
+            looks.append(vbucket)
+            return len(looks) == 1 or look(self, vbucket, seqno)
+
+        monkeypatch.setattr(TableSet, "can_restore", looked)
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_a_file_of_the_newest_version_that_was_deleted_is_named(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    (file,) = table.glob("*.parquet")
+    file.unlink()
+    (index,) = (table / key_index.FOLDER).iterdir()
+    index.unlink()
+    version = DeltaTable(table).version()
+    bucket.write(0, b"a", b"2")
+    with pytest.raises(UpriverError, match=rf"{file.name} is gone.*another program"):
+        caught_up(bucket, table)
+    assert DeltaTable(table).version() == version
 
 
 def test_a_table_is_continued_from_nothing_else(bucket: ModelledBucket, tmp_path: Path) -> None:
@@ -194,6 +279,9 @@ def test_versions_and_bytes_stay_within_their_window(
             files = [path for path in table.rglob("*") if path.is_file()]
             sizes.append((len(files), sum(path.stat().st_size for path in files)))
     assert max(count for count, _ in sizes) < 100
+    (*_, newest) = sorted((table / "_delta_log").glob("*.checkpoint.parquet"))
+    removals = pq.read_table(newest, columns=["remove"])["remove"]
+    assert 0 < len(removals) - removals.null_count < 40
     assert sizes[-1][1] < 2 * sizes[0][1]
     assert documents_of(table) == bucket.documents()
 
@@ -277,6 +365,75 @@ def test_whoever_has_lost_the_lease_commits_nothing(
     assert DeltaTable(table).version() == version
     caught_up(bucket, table)
     assert documents_of(table) == bucket.documents()
+
+
+def test_a_writer_that_is_late_after_its_look_at_the_lease_commits_nothing(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor is alive, and has done no batch yet."""
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    bucket.write(0, b"a", b"2")
+    check = Lease.check
+    versions = []
+
+    def die_at_once(step: str) -> None:
+        raise Crash("died")
+
+    def late(self: Lease) -> None:
+        check(self)
+        if not versions:
+            versions.append(0)
+            monkeypatch.setattr("upriver.spark.tables.lease._is_dead", lambda holder: True)
+            with pytest.raises(UpriverError, match="died"):
+                started(bucket, table, die_at_once).wait(PATIENCE)
+            versions.append(DeltaTable(table).version())
+
+    monkeypatch.setattr(Lease, "check", late)
+    with pytest.raises(LeaseLost, match="nothing was committed"):
+        caught_up(bucket, table)
+    assert DeltaTable(table).version() == versions[1]
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_a_lease_is_lost_however_many_came_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage.parse(tmp_path)
+    with held_lease(storage) as first:
+        monkeypatch.setattr("upriver.spark.tables.lease._is_dead", lambda holder: True)
+        for _ in range(4):
+            with held_lease(storage):
+                pass
+        with pytest.raises(LeaseLost, match=f"with lease {first.number + 4}"):
+            first.check()
+
+
+def test_what_a_successor_has_done_for_the_tables_of_collections_is_not_done_twice(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "documents"
+    options = {"table_per_collection": True}
+    bucket.write(0, b"a", b"1")
+    bucket.write(1, b"b", b"1")
+    caught_up(bucket, table, **options)
+    bucket.write(0, b"a", b"2")
+    succeeded = []
+
+    def take_over(step: str) -> None:
+        if step == "commit" and not succeeded:
+            succeeded.append(step)
+            monkeypatch.setattr("upriver.spark.tables.lease._is_dead", lambda holder: True)
+            bucket.write(0, b"a", b"3")
+            caught_up(bucket, table, **options)
+
+    assert started(bucket, table, take_over, **options).wait(PATIENCE)
+    assert documents_of(table / "_default._default") == bucket.documents()
+    bucket.write(0, b"a", b"4")
+    caught_up(bucket, table, **options)
+    assert documents_of(table / "_default._default") == bucket.documents()
 
 
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:

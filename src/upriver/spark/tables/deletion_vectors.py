@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..._extras import extra
 from ...errors import UpriverError
-from .storage import Storage
+from .storage import FileGone, Storage
 
 with extra("spark"):
     from pyroaring import BitMap64
@@ -88,7 +88,10 @@ def read_vector(storage: Storage, descriptor: Mapping[str, Any] | None) -> BitMa
     if kind == "i":
         data = _decoded(descriptor["pathOrInlineDv"])[:size]
     elif (path := path_of(descriptor)) is not None:
-        part = storage.read_range(path, int(descriptor.get("offset") or 0), size + 8)
+        try:
+            part = storage.read_range(path, int(descriptor.get("offset") or 0), size + 8)
+        except FileNotFoundError:
+            raise FileGone.at(storage, path) from None
         data = part[4 : 4 + size]
         if struct.unpack(">i", part[:4])[0] != size or part[4 + size :] != struct.pack(
             ">I", zlib.crc32(data)

@@ -1,7 +1,7 @@
 """The log of a Delta table: read here, and written here, one file for each commit.
 
 A commit is ``_delta_log/N.json``, created only if nobody else has created it. `deltalake` cannot
-commit deletion vectors, so it is asked for checkpoints only. Nothing here knows what rows mean.
+commit deletion vectors, so it is not asked to. Nothing here knows what rows mean.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..._extras import extra
 from ...errors import ConfigError, UpriverError
+from . import checkpoints
 from .deletion_vectors import path_of
 from .storage import Storage
 
 with extra("spark"):
-    from deltalake import DeltaTable, Schema
+    from deltalake import Schema
 
 __all__ = ["LOG", "STATE", "DataFile", "Snapshot", "commit", "create_actions", "read_snapshot"]
 
@@ -64,6 +64,12 @@ class DataFile:
     @property
     def path(self) -> str:
         return unquote(self.name)
+
+    @property
+    def paths(self) -> list[str]:
+        """The file and that of its vector."""
+        vector = path_of(self.vector) if self.vector else None
+        return [self.path, vector] if vector else [self.path]
 
     @property
     def dead(self) -> int:
@@ -143,6 +149,11 @@ class Snapshot:
     strangers: list[tuple[int, str]] = field(default_factory=list)
     _ours: set[tuple[Any, ...]] = field(default_factory=set)
     commits_since_checkpoint: int = 0
+    #: What the newest checkpoint must say besides files.
+    _meta: dict[str, Any] = field(default_factory=dict)
+    _protocol: dict[str, Any] = field(default_factory=dict)
+    #: What was removed since the newest checkpoint that was read or written, by version.
+    _removals: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
 
     def apply(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
         info: Mapping[str, Any] = next(
@@ -154,6 +165,8 @@ class Snapshot:
         changes = False
         for action in actions:
             changes = self._apply(action) or changes
+            if action.get("remove"):
+                self._removals.append((version, action))
         self.version = version
         self.commits_since_checkpoint += 1
         if STATE in info:
@@ -173,21 +186,37 @@ class Snapshot:
             self.files[add["path"]] = DataFile.of_add(add)
             return bool(add.get("dataChange", True))
         if remove := action.get("remove"):
-            held = self.files.get(remove["path"])
             # an add of the same file with another vector may stand before this in the commit
-            if held is not None and _vector_id(held.vector) == _vector_id(
-                remove.get("deletionVector")
-            ):
+            if self.has(remove):
                 del self.files[remove["path"]]
             return bool(remove.get("dataChange", True))
         if txn := action.get("txn"):
             self.transactions[txn["appId"]] = txn["version"]
         elif meta := action.get("metaData"):
+            self._meta = dict(meta)
             self.configuration = dict(meta.get("configuration") or {})
             self.schema = meta["schemaString"]
         elif protocol := action.get("protocol"):
             _check_features(protocol)
+            self._protocol = dict(protocol)
         return False
+
+    def actions(self) -> list[dict[str, Any]]:
+        """Actions that make this table of nothing."""
+        transactions = self.transactions.items()
+        return [
+            {"protocol": self._protocol},
+            {"metaData": self._meta},
+            *({"txn": {"appId": name, "version": number}} for name, number in transactions),
+            *(file.add_action(data_change=False) for file in self.files.values()),
+        ]
+
+    def has(self, remove: Mapping[str, Any]) -> bool:
+        """Whether the file that an action removes is there, with the vector that it names."""
+        held = self.files.get(remove["path"])
+        return held is not None and _vector_id(held.vector) == _vector_id(
+            remove.get("deletionVector")
+        )
 
     @property
     def rows(self) -> int:
@@ -276,18 +305,18 @@ def log_versions(storage: Storage) -> tuple[list[int], dict[int, list[str]]]:
 
 def read_snapshot(storage: Storage, version: int | None = None) -> Snapshot | None:
     """The table at a version, or as it is now; None if there is no table."""
-    versions, checkpoints = log_versions(storage)
-    if not versions and not checkpoints:
+    versions, summed_up = log_versions(storage)
+    if not versions and not summed_up:
         return None
-    newest = max([*versions, *checkpoints])
+    newest = max([*versions, *summed_up])
     until = newest if version is None else version
     if until > newest:
         raise ConfigError(f"{storage.url} has no version {until}: its newest is {newest}")
-    start = max((v for v in checkpoints if v <= until), default=-1)
+    start = max((v for v in summed_up if v <= until), default=-1)
     snapshot = Snapshot()
     if start >= 0:
-        for path in checkpoints[start]:
-            for action in _checkpoint_actions(storage, path):
+        for path in summed_up[start]:
+            for action in checkpoints.read_actions(storage, path):
                 snapshot._apply(action)
         snapshot.version = start
     present = set(versions)
@@ -331,10 +360,29 @@ def catch_up(storage: Storage, snapshot: Snapshot) -> bool:
     return snapshot.version > before
 
 
-def write_checkpoint(storage: Storage, snapshot: Snapshot) -> None:
-    """Has `deltalake` sum up the log, so that opening the table reads few files."""
-    DeltaTable(storage.url, storage_options=storage.deltalake_options()).create_checkpoint()
+def write_checkpoint(storage: Storage, snapshot: Snapshot, oldest: int) -> None:
+    """Sums up the log, for a table whose versions from ``oldest`` on are kept."""
+    _, before = log_versions(storage)
+    last = max((version for version in before if version < snapshot.version), default=-1)
+    checkpoints.write(
+        storage,
+        LOG,
+        snapshot.version,
+        snapshot.actions(),
+        [action for version, action in snapshot._removals if version > last],
+        before=before.get(last, ()),
+        since=_commit_time(storage, oldest),
+    )
+    snapshot._removals.clear()
     snapshot.commits_since_checkpoint = 0
+
+
+def _commit_time(storage: Storage, version: int) -> float:
+    """Seconds since 1970; 0 if that is not known."""
+    for action in read_commit(storage, version) or ():
+        if info := action.get("commitInfo"):
+            return float(info.get("timestamp") or 0) / 1000
+    return 0.0
 
 
 def files_named(actions: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
@@ -344,18 +392,6 @@ def files_named(actions: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int
             yield unquote(add["path"]), int(add["size"])
             if (vector := add.get("deletionVector")) and (path := path_of(vector)):
                 yield path, int(vector["sizeInBytes"])
-
-
-def _checkpoint_actions(storage: Storage, path: str) -> Iterator[dict[str, Any]]:
-    columns = ("add", "txn", "metaData", "protocol")
-    with storage.source(path) as source:
-        file = pq.ParquetFile(source)
-        names = [name for name in columns if name in file.schema_arrow.names]
-        for batch in file.iter_batches(columns=names):
-            for row in batch.to_pylist(maps_as_pydicts="strict"):
-                for name, value in row.items():
-                    if value is not None:
-                        yield {name: value}
 
 
 def _vector_id(vector: Mapping[str, Any] | None) -> tuple[Any, ...] | None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from .storage import StorageFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Executors", "SparkExecutors", "ThisProcess"]
+
+
+_STORE_FAILED: Final = re.compile(r"\bStorageFailed: (.+)")
 
 
 class Executors(Protocol):
@@ -36,7 +42,12 @@ class SparkExecutors:
         if not tasks:
             return []
         # one task, one partition; credentials travel in the data and never in a plan
-        return self._context.parallelize(tasks, len(tasks)).map(_run).collect()
+        try:
+            return self._context.parallelize(tasks, len(tasks)).map(_run).collect()
+        except Exception as problem:  # of Java, with the text of the task's error in it
+            if found := _STORE_FAILED.search(str(problem)):
+                raise StorageFailed(found[1]) from problem
+            raise
 
 
 class ThisProcess:

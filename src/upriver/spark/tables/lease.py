@@ -5,9 +5,9 @@ with the greatest number counts. Its holder writes a later end into it every few
 that has ended, or whose process is known to be dead, is succeeded by the next number.
 
 The number is in every commit. A writer that finds a greater one in the table or beside it has lost
-its lease and commits nothing any more. Should it be between its look and its commit just then, the
-commit is still one that follows from the newest version, because a version is created only once;
-so nothing is lost or doubled by it.
+its lease and commits nothing any more. Whoever takes over a lease that was not given back makes a
+commit with its own number first: should the other be between its look and its commit just then, it
+is too late for that version, looks again and finds the greater number.
 """
 
 from __future__ import annotations
@@ -49,15 +49,18 @@ class Lease:
 
     storage: Storage
     number: int
+    #: Whether the lease before it was not given back: its holder may still be at work.
+    took_over: bool = False
     _until: float = 0.0
     _lost: str = ""
 
     def check(self) -> None:
         """LeaseLost if it is not ours any more."""
-        if not self._lost and time.time() > self._until:
-            self.renew()
-        if not self._lost and self.storage.exists(_path(self.number + 1)):
-            self._lost = "another pipeline has taken it over"
+        if not self._lost:
+            if time.time() > self._until:
+                self.renew()
+            else:
+                self._look()
         if self._lost:
             raise LeaseLost(
                 f"the lease of {self.storage.url} is lost: {self._lost}; nothing was committed; "
@@ -66,16 +69,21 @@ class Lease:
 
     def renew(self) -> None:
         """Makes it last longer, if nobody has succeeded it."""
-        if self.storage.exists(_path(self.number + 1)):
-            self._lost = "another pipeline has taken it over"
+        self._look()
+        if self._lost:
             return
         until = time.time() + DURATION
-        self.storage.put(_path(self.number), _told(until))
+        self.storage.put(_path(self.number), _content(until))
         self._until = until
+
+    def _look(self) -> None:
+        newest = max(_numbers(self.storage), default=self.number)
+        if newest > self.number:
+            self._lost = f"another pipeline has taken it over, with lease {newest}"
 
     def release(self) -> None:
         if not self._lost:
-            self.storage.put(_path(self.number), _told(0.0))
+            self.storage.put(_path(self.number), _content(0.0))
 
 
 @contextmanager
@@ -123,26 +131,30 @@ def _acquired(storage: Storage, patience: float) -> Lease:
             # whoever holds it may have died with its machine: then it is not renewed
             time.sleep(min(left, _RENEWED_AFTER))
             continue
-        lease = Lease(storage, number + 1, time.time() + DURATION)
-        if storage.create(_path(lease.number), _told(lease._until)):
+        took_over = number > 0 and holder.get("until") != 0
+        lease = Lease(storage, number + 1, took_over, time.time() + DURATION)
+        if storage.create(_path(lease.number), _content(lease._until)):
             storage.delete([_path(number - 1)] if number > 0 else [])
             return lease
 
 
 def _newest(storage: Storage) -> tuple[int, dict[str, Any]]:
-    numbers = [int(found[1]) for f in storage.files(_FOLDER) if (found := _NAME.fullmatch(f.path))]
-    number = max(numbers, default=0)
+    number = max(_numbers(storage), default=0)
     try:
         return number, json.loads(storage.read(_path(number)))
     except (FileNotFoundError, ValueError):
         return number, {}
 
 
+def _numbers(storage: Storage) -> list[int]:
+    return [int(found[1]) for f in storage.files(_FOLDER) if (found := _NAME.fullmatch(f.path))]
+
+
 def _path(number: int) -> str:
     return f"{_FOLDER}/{number:020}.json"
 
 
-def _told(until: float) -> bytes:
+def _content(until: float) -> bytes:
     here = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid()}
     return json.dumps({**here, "started": _started(os.getpid()), "until": until}).encode()
 

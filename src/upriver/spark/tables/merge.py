@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...errors import UpriverError
 from ..fold import ROLLBACK
 from ..row_schema import arrow_schema
 from ..source_options import ReadOptions
@@ -35,10 +36,11 @@ from .data_files import (
 )
 from .delta_log import DataFile
 from .shape import LETTERS, MirrorShape
-from .storage import Storage
+from .storage import FileGone, Storage
 
 __all__ = [
     "BATCH_COLUMN",
+    "VERSION_GONE",
     "Append",
     "Merge",
     "Outcome",
@@ -48,6 +50,8 @@ __all__ = [
 ]
 
 BATCH_COLUMN = "batch"
+#: What a task says if files are gone of the version that a vbucket goes back to.
+VERSION_GONE: Final = "TABLE-VERSION-GONE"
 #: By table (empty for the only one) and file, the numbers of rows.
 FoundRows = dict[str, dict[str, npt.NDArray[np.uint32]]]
 
@@ -128,8 +132,11 @@ class Merge:
                     tables[table] = stack.enter_context(files)
                 return tables[table]
 
-            for table, rows in self._restored_rows():
-                files_of(table).add(rows)
+            try:
+                for table, rows in self._restored_rows():
+                    files_of(table).add(rows)
+            except FileGone as problem:
+                raise UpriverError(f"{VERSION_GONE}: {problem}") from problem
             letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
             stack.enter_context(letters)
             for changes in read_steps(self.shape.read_options(self.options), self.steps):

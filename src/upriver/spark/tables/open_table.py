@@ -98,10 +98,11 @@ class OpenTable:
         self.snapshot.apply(version, done)
         return done
 
-    def checkpoint_if_due(self, every: int) -> bool:
+    def checkpoint_if_due(self, every: int, oldest: int) -> bool:
+        """Sums up the log after so many commits; versions from ``oldest`` on are kept."""
         if self.snapshot.commits_since_checkpoint < every:
             return False
-        delta_log.write_checkpoint(self.storage, self.snapshot)
+        delta_log.write_checkpoint(self.storage, self.snapshot, oldest)
         return True
 
     # ---- rows that go --------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..task_steps import ReadStep, steps_between
 from .executors import Executors
 from .lag import LagMeter
 from .lease import Lease
-from .merge import Append, Merge, Outcome, files_of_groups
+from .merge import VERSION_GONE, Append, Merge, Outcome, files_of_groups
 from .open_table import Conflict
 from .progress import PipelineStatus, ProgressBook
 from .settings import PipelineSettings
@@ -145,7 +145,7 @@ class BatchLoop:
     def _replan_after(self, problem: Exception) -> None:
         """Begins again from the newest commit, if that can help."""
         self._replans += 1
-        is_gone = _GONE in str(problem)
+        is_gone = _GONE in str(problem) or VERSION_GONE in str(problem)
         if self._replans > _MOST_REPLANS or not (is_gone or isinstance(problem, Conflict)):
             raise problem
         _log.warning("a batch is planned again: %s", _first_line(problem))

@@ -157,9 +157,7 @@ def _paths(files: Any) -> set[str]:
     found = set()
     for file in files:
         assert isinstance(file, DataFile)
-        found.add(file.path)
-        if file.vector and (path := deletion_vectors.path_of(file.vector)):
-            found.add(path)
+        found.update(file.paths)
     return found
 
 

@@ -85,6 +85,8 @@ def start_pipeline(
             require_same(place.storage.url, held, identity)
         if not settings.parquet:
             tables = _tables(settings, place, shape, identity, on_step)
+            if lease.took_over:
+                tables.take_over(lease)
             meter.shown = tables.state.offset
         total = meter.measure() if settings.once else None
         book = ProgressBook(place.progress_log(uuid.uuid4().hex[:8]), total)

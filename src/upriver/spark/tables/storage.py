@@ -35,7 +35,7 @@ with extra("spark"):
     from obstore.exceptions import AlreadyExistsError, BaseError
     from obstore.store import LocalStore, from_url
 
-__all__ = ["Storage", "StorageFailed", "StoredFile"]
+__all__ = ["FileGone", "Storage", "StorageFailed", "StoredFile"]
 
 #: Its options are typed for each kind of store, and ours are of any.
 _from_url: Any = from_url
@@ -94,6 +94,17 @@ _DELETED_AT_ONCE: Final = 1000
 
 class StorageFailed(UpriverError):
     """A store refused a request or did not answer."""
+
+
+class FileGone(UpriverError):
+    """A file that the table's log names is not there any more."""
+
+    @classmethod
+    def at(cls, storage: Storage, path: str) -> Self:
+        return cls(
+            f"{storage.url}/{path} is gone, though the table's log names it: another program has "
+            "deleted it; put it back, or let the pipeline make a new table"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +194,13 @@ class Storage:
             return bytes(obstore.get_range(self._store, path, start=start, length=length))
 
     def source(self, path: str) -> Any:
-        """A file for pyarrow to read: mapped if it is local, else in memory."""
-        if self.is_local:
-            return pa.memory_map(str(self.path / path))
-        return pa.BufferReader(self.read(path))
+        """A file for pyarrow to read, mapped if it is local, else in memory; or FileGone."""
+        try:
+            if self.is_local:
+                return pa.memory_map(str(self.path / path))
+            return pa.BufferReader(self.read(path))
+        except FileNotFoundError:
+            raise FileGone.at(self, path) from None
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Path]:

@@ -28,9 +28,9 @@ from .lease import Lease, LeaseLost
 from .merge import Outcome
 from .open_table import Conflict, OpenTable
 from .retention import Retention, Window
-from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
-from .shape import LETTERS
-from .storage import Storage
+from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
+from .shape import LETTERS, MirrorShape
+from .storage import FileGone, Storage
 from .table_state import TableState
 
 __all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
@@ -58,6 +58,9 @@ class TableSet:
     others: dict[str, OpenTable] = field(default_factory=dict)
     on_step: Callable[[str], None] = lambda step: None
     _retentions: dict[str, Retention] = field(default_factory=dict)
+    #: What a plan has looked up to know where vbuckets can go back to; forgotten after it.
+    _versions: dict[int, dict[str, list[DataFile]] | None] = field(default_factory=dict)
+    _present: set[str] = field(default_factory=set)
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class TableSet:
 
     def refresh(self, fence: int) -> None:
         """Takes in what others have committed: a compaction, or another pipeline's batch."""
+        self._forget_versions()
         for table in (self.ledger, *self.others.values()):
             table.refresh()
         assert self.ledger.snapshot.state is not None
@@ -156,14 +160,14 @@ class TableSet:
     # ---- older versions ------------------------------------------------------------------
 
     def files_at(self, version: int) -> dict[str, list[DataFile]]:
-        """By table its files when the ledger was at a version."""
+        """By table its files when the ledger was at a version; ConfigError if that is gone."""
         if not self.per_collection:
             found = delta_log.read_snapshot(self.root, version)
             assert found is not None
             return {"": list(found.files.values())}
-        actions = delta_log.read_commit(self.ledger.storage, version + 1) or []
-        texts = [one["commitInfo"][delta_log.STATE] for one in actions if "commitInfo" in one]
-        then = TableState.of_text(texts[0], self.root.url)
+        then = self._state_after(version)
+        if then is None:
+            raise ConfigError(f"{self.ledger.storage.url} has no version {version} any more")
         files = {}
         for name, number in then.tables.items():
             if name != DEAD_LETTERS:
@@ -172,10 +176,43 @@ class TableSet:
                 files[name] = list(snapshot.files.values())
         return files
 
+    def _state_after(self, version: int) -> TableState | None:
+        """The state that the commit after a version of the ledger left."""
+        for action in delta_log.read_commit(self.ledger.storage, version + 1) or ():
+            if text := (action.get("commitInfo") or {}).get(delta_log.STATE):
+                return TableState.of_text(text, self.root.url)
+        return None
+
     def can_restore(self, vbucket: int, seqno: int) -> bool:
-        """Whether a version with a vbucket's rows at a boundary is still there."""
+        """Whether a version with a vbucket's rows at a boundary is still there, with its files.
+
+        Others may have vacuumed files that only older versions need.
+        """
         version = self.state.versions.get(vbucket, {}).get(seqno)
-        return version is not None and version >= self.state.oldest
+        if version is None or version < self.state.oldest:
+            return False
+        if version not in self._versions:
+            try:
+                self._versions[version] = self.files_at(version)
+            except (ConfigError, FileGone):
+                self._versions[version] = None
+        tables = self._versions[version]
+        if tables is None:
+            return False
+        if not self._present:
+            self._present = {file.path for file in self.root.files()}
+        group = vbucket % MirrorShape.of_json(self.properties[SHAPE]).groups
+        return all(
+            f"{name}/{path}".removeprefix("/") in self._present
+            for name, files in tables.items()
+            for file in files
+            if file.may_have(group)
+            for path in file.paths
+        )
+
+    def _forget_versions(self) -> None:
+        self._versions.clear()
+        self._present.clear()
 
     # ---- a batch -------------------------------------------------------------------------
 
@@ -201,6 +238,7 @@ class TableSet:
             app=(self.app, state.batch),
         )
         self.state = state
+        self._forget_versions()
         self._retention("").note(self.ledger.snapshot.version, done)
         self.on_step("commit")
         self.apply_pending()
@@ -282,6 +320,8 @@ class TableSet:
                     )
                 except Conflict:
                     delta_log.catch_up(table.storage, table.snapshot)
+                    if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:
+                        break  # whoever has taken the lease over has done it
                     self._require_applicable(table, actions)
                     continue
                 self._retention(name).note(table.snapshot.version, done)
@@ -292,10 +332,11 @@ class TableSet:
 
     def _require_applicable(self, table: OpenTable, actions: Sequence[Mapping[str, Any]]) -> None:
         for action in actions:
-            if "remove" in action and action["remove"]["path"] not in table.snapshot.files:
+            if "remove" in action and not table.snapshot.has(action["remove"]):
                 raise ConfigError(
-                    f"{table.storage.url} was changed by another program while a batch was being "
-                    "committed; let the pipeline make new tables"
+                    f"version {table.snapshot.version} of {table.storage.url} was made by another "
+                    "program while a batch was being committed, and has other files; restore the "
+                    "version before it and start the pipeline again, or let it make new tables"
                 )
 
     def _collection(self, name: str) -> OpenTable:
@@ -365,7 +406,11 @@ class TableSet:
     def checkpoint(self, every: int | None = None) -> bool:
         """Sums the logs up, where that is due; says whether any was."""
         every = CHECKPOINT_EVERY if every is None else every
-        done = [table.checkpoint_if_due(every) for table in self.all_tables().values()]
+        tables = self.all_tables()
+        if all(table.snapshot.commits_since_checkpoint < every for table in tables.values()):
+            return False
+        oldest = self._oldest_versions()
+        done = [table.checkpoint_if_due(every, oldest[name]) for name, table in tables.items()]
         return any(done)
 
     def vacuum(self) -> dict[str, int]:
@@ -381,12 +426,26 @@ class TableSet:
         oldest = {name: table.snapshot.version for name, table in self.all_tables().items()}
         oldest[""] = min(self.state.oldest, oldest[""])
         if self.per_collection and self.state.oldest < self.ledger.snapshot.version:
-            actions = delta_log.read_commit(self.ledger.storage, self.state.oldest + 1) or []
-            texts = [one["commitInfo"][delta_log.STATE] for one in actions if "commitInfo" in one]
-            then = TableState.of_text(texts[0], self.root.url).tables if texts else {}
+            then = self._state_after(self.state.oldest)
             for name in oldest.keys() - {""}:
-                oldest[name] = min(oldest[name], then.get(name, 0))
+                needed = then.tables.get(name, 0) if then is not None else 0
+                oldest[name] = min(oldest[name], needed)
         return oldest
+
+    def take_over(self, lease: Lease) -> None:
+        """Commits the number of the lease, so that its last holder can commit nothing more."""
+        for _ in range(_ATTEMPTS):
+            state = replace(self.state, fence=lease.number)
+            lease.check()
+            try:
+                done = self.ledger.commit([], operation="UPRIVER LEASE", state=state.to_text())
+            except Conflict:
+                self.refresh(lease.number)
+                continue
+            self.state = state
+            self._retention("").note(self.ledger.snapshot.version, done)
+            return
+        raise ConfigError(f"others keep changing {self.ledger.storage.url}")
 
     def let_go(self, lease: Lease, seconds: float) -> None:
         """Commits that versions older than that are not needed, so that they can be deleted."""
