@@ -376,7 +376,7 @@ def test_a_writer_that_is_late_after_its_look_at_the_lease_commits_nothing(
     caught_up(bucket, table)
     bucket.write(0, b"a", b"2")
     check = Lease.check
-    versions = []
+    versions: list[int] = []
 
     def die_at_once(step: str) -> None:
         raise Crash("died")
@@ -420,7 +420,7 @@ def test_what_a_successor_has_done_for_the_tables_of_collections_is_not_done_twi
     bucket.write(1, b"b", b"1")
     caught_up(bucket, table, **options)
     bucket.write(0, b"a", b"2")
-    succeeded = []
+    succeeded: list[str] = []
 
     def take_over(step: str) -> None:
         if step == "commit" and not succeeded:
