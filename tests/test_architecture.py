@@ -22,7 +22,7 @@ DIRECT: dict[str, set[str]] = {
     "session": {"wire"},
     "store": {"wire", "model", "_extras"},
     "producer": {"store", "session"},
-    "consumer": {"session"},
+    "consumer": {"session", "_extras"},
     "cluster": {"producer", "consumer"},
     "settings": {"consumer"},
     "spark": {"settings", "_extras", "_lazy"},

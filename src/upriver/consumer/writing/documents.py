@@ -129,16 +129,22 @@ class Documents:
         flags: int = 0,
         json: bool = False,
         cas: int = 0,
+        create: bool = False,
     ) -> Written:
-        """Writes a document; with ``cas``, only if the stored version has this CAS."""
+        """Writes a document; with ``cas``, only if the stored version has this CAS.
+
+        With ``create``, only if there is none.
+        """
         if len(value) > MAX_VALUE:  # servers close the connection instead of answering
             raise ConfigError(
                 f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
             )
         datatype = Datatype.JSON if json else Datatype.RAW
-        request = kv.Set(
+        request: kv.StoreRequest = kv.Set(
             key=key, value=value, flags=flags, expiry=expiry, datatype=datatype, cas=cas
         )
+        if create:
+            request = kv.Add(key=key, value=value, flags=flags, expiry=expiry, datatype=datatype)
         return self._written(self._ask(request, collection), "writing", key)
 
     def delete(self, key: bytes, *, collection: str = "", cas: int = 0) -> Written | None:
