@@ -9,7 +9,7 @@ from hypothesis import settings
 pytest_plugins = ("lanes",)
 
 sys.path.insert(0, str(Path(__file__).parent))
-for room in ("wire", "producer", "store", "consumer"):
+for room in ("wire", "producer", "store", "consumer", "spark/tables"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` has others in

@@ -47,6 +47,7 @@ _LANE_OF = {
     "cluster/test_replica_streams.py": "unit",
     "cluster/test_command_queue.py": "unit",
     "consumer/test_checkpoints.py": "process",
+    "consumer/test_groups.py": "process",
     "consumer/test_killed_readers.py": "process",
     "consumer/test_memory_schedules.py": "chaos",
     "dashboard/test_dashboard_commands.py": "process",

@@ -20,6 +20,10 @@ from .changes import Change
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore, MemoryCheckpoint
 from .checkpoints.checkpoint_file import FileCheckpoint
 from .client import Consumer
+from .groups.bucket_store import BucketGroupStore
+from .groups.cells import GroupStore
+from .groups.membership import Revocation
+from .groups.numbered_store import DirectoryGroupStore
 from .reader_settings import ConsumerSettings, RollbackPolicy
 from .streaming.inbox import Rollback
 from .streaming.subscription import ReadingStatus
@@ -30,17 +34,21 @@ __all__ = [
     "SCHEMA",
     "Access",
     "AsyncConsumer",
+    "BucketGroupStore",
     "Change",
     "Checkpoint",
     "CheckpointStore",
     "Consumer",
     "ConsumerSettings",
+    "DirectoryGroupStore",
     "FileCheckpoint",
     "Flushed",
+    "GroupStore",
     "MemoryCheckpoint",
     "Op",
     "Position",
     "ReadingStatus",
+    "Revocation",
     "Rollback",
     "RollbackPolicy",
     "RolledBack",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 
 from ..session.consumer_events import Event, Rows
 from .changes import Change
+from .groups.membership import Membership
 from .streaming.inbox import Closed, Delivery, Finished
 from .streaming.subscription import ReadingStatus, Subscription
 
 __all__ = ["AsyncConsumer"]
+
+#: Seconds between two looks whether the lease of a group's member was renewed.
+_LEASE_TICK: Final = 0.05
 
 
 class AsyncConsumer(Subscription):
@@ -23,7 +28,9 @@ class AsyncConsumer(Subscription):
             async for change in consumer:
                 print(change.key, change.value)
 
-    Options and methods are those of `Consumer`; ``on_rollback`` is called on the event loop.
+    Options and methods are those of `Consumer`; ``on_rollback`` is called on the event loop, and
+    ``on_revoked`` of a group may be a coroutine function. An event loop that is blocked for half a
+    lease stops the member's heartbeats.
     """
 
     _block = "an async with"
@@ -50,8 +57,7 @@ class AsyncConsumer(Subscription):
         Does not save a checkpoint.
         """
         self._closed = True
-        if self._running is not None:
-            await self._engine.stop()
+        await self._end_engine()
         self._deliveries.put_nowait(Delivery(Closed()))
 
     async def __aenter__(self) -> Self:
@@ -88,19 +94,40 @@ class AsyncConsumer(Subscription):
 
     async def poll(self, timeout: float | None = None) -> Event | None:
         """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
-        rest = None if self._closed else self._inbox.rest()
-        if rest is not None:
-            return rest
         try:
             async with asyncio.timeout(timeout):
-                return await self._next(whole=True)
+                if self._group is not None:
+                    await self._settle(self._group)
+                rest = None if self._closed else self._inbox.rest()
+                return rest or await self._next(whole=True)
         except TimeoutError:
             return None
+
+    async def _settle(self, group: Membership) -> None:
+        """Gives up what the group takes away, and waits for the lease."""
+        while not self._closed:
+            for revocation in group.pending():
+                begun = group.begun(revocation)
+                if begun.vbuckets and self._on_revoked is not None:
+                    done = self._on_revoked(begun)
+                    if inspect.isawaitable(done):
+                        await done
+                self._inbox.drop(revocation.vbuckets)
+                group.agree(revocation)
+            if group.may_deliver:
+                return
+            self._inbox.check()
+            await asyncio.sleep(_LEASE_TICK)
 
     async def _next(self, *, whole: bool) -> Event | None:
         inbox = self._inbox
         while not (self._finished or self._closed):
             inbox.check()
+            if self._group is not None:
+                await self._settle(self._group)
+                rest = inbox.rest() if whole else inbox.unread
+                if rest is not None:
+                    return rest
             inbox.done()
             for connection, size in inbox.owed():
                 connection.give_back(size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
@@ -19,6 +20,7 @@ from ..errors import InternalError
 from ..session.consumer_events import Event, Rows
 from ..session.stream_position import Position
 from .changes import Change
+from .groups.membership import Membership
 from .streaming.inbox import Closed, Delivery, Failed, Finished, Inbox
 from .streaming.subscription import ReadingStatus, Subscription
 from .transport.async_connection import AsyncConnection
@@ -30,6 +32,8 @@ _T = TypeVar("_T")
 #: Finished bytes are returned to the engine's thread in portions of this part of the buffer,
 #: because each call into another thread has a cost.
 _WORTH_TELLING: Final = 1 / 16
+#: Seconds between two looks whether the lease of a group's member was renewed.
+_LEASE_TICK: Final = 0.05
 
 
 class Consumer(Subscription):
@@ -44,6 +48,13 @@ class Consumer(Subscription):
     new branch is handed out. Changes after its ``to_seqno`` are then no longer part of the bucket's
     history. A document that was changed both before and after ``to_seqno`` has its older version
     again, and the server does not send that version a second time.
+
+    Consumers with the same ``group`` share the vbuckets of the bucket: each change goes to one of
+    them, and again to another one if it was not saved. ``members`` is where they meet: a directory,
+    an address of an object store, a bucket, or a `GroupStore`; by default the bucket that is read.
+    A member that is not heard of for ``lease`` seconds is replaced. ``on_assigned`` and
+    ``on_revoked`` are called, in the application's thread, when vbuckets come and go; before
+    ``on_revoked`` returns is the time to call `save`.
     """
 
     def _prepare(self) -> None:
@@ -94,8 +105,7 @@ class Consumer(Subscription):
         self._deliveries.put(Delivery(Closed()))
 
     async def _end(self) -> None:
-        if self._running is not None:
-            await self._engine.stop()
+        await self._end_engine()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -139,13 +149,39 @@ class Consumer(Subscription):
 
     def poll(self, timeout: float | None = None) -> Event | None:
         """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
-        rest = None if self._closed else self._inbox.rest()
-        return rest or self._next(timeout, whole=True)
+        if self._group is None or self._settle(self._group, timeout):
+            rest = None if self._closed else self._inbox.rest()
+            return rest or self._next(timeout, whole=True)
+        return None
+
+    def _settle(self, group: Membership, timeout: float | None) -> bool:
+        """Gives up what the group takes away, and waits for the lease; False after ``timeout``."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            for revocation in group.pending():
+                begun = group.begun(revocation)
+                if begun.vbuckets and self._on_revoked is not None:
+                    self._on_revoked(begun)
+                self._inbox.drop(revocation.vbuckets)
+                group.agree(revocation)
+            if group.may_deliver:
+                return True
+            self._inbox.check()
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LEASE_TICK)
+        return False
 
     def _next(self, timeout: float | None, *, whole: bool) -> Event | None:
         inbox = self._inbox
         while not (self._finished or self._closed):
             inbox.check()
+            if self._group is not None:
+                if not self._settle(self._group, timeout):
+                    return None
+                rest = inbox.rest() if whole else inbox.unread
+                if rest is not None:
+                    return rest
             inbox.done()
             self._give_back(inbox, int(self._settings.buffer * _WORTH_TELLING))
             try:

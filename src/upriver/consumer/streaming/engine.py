@@ -15,10 +15,10 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ...errors import (
     AuthenticationFailed,
@@ -58,7 +58,7 @@ from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address, Source
 from ..transport.fault_guard import FaultGuard
-from .inbox import Delivery, Failed, Finished
+from .inbox import Assigned, Delivery, Failed, Finished
 from .map_watch import MapWatch
 from .persistence_gate import PersistenceGate
 from .stream_watchdog import StreamWatchdog
@@ -121,6 +121,9 @@ class Engine:
         #: Background tasks besides the supervisor; `stop` cancels them.
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
+        #: Whether vbuckets come and go, so that reading goes on although there are none.
+        self._is_shared = False
+        self._gate: PersistenceGate | None = None
         self._guard = FaultGuard(self._fail)
         #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
         self.counts: Counter[str] = Counter()
@@ -148,21 +151,18 @@ class Engine:
                 self._deliver,
             )
             self._deliver = gate.take
+            self._gate = gate
             self._tasks.append(self._guard.task(gate.run))
 
-    def begin(self) -> None:
-        """Starts streaming: makes a reader for each wanted vbucket and starts the supervisor."""
-        now = self._loop.time()
-        self._readers = {
-            vbucket: VBucketReader(
-                vbucket,
-                position,
-                self._discovery.ends.get(vbucket, NO_END),
-                self._topology.new_backoff(),
-                idle_since=now,
-            )
-            for vbucket, position in self.positions.items()
-        }
+    def begin(self, *, shared: bool = False) -> None:
+        """Starts streaming: makes a reader for each wanted vbucket and starts the supervisor.
+
+        With ``shared`` there are none at first, and `add` and `remove` say which are streamed.
+        """
+        self._is_shared = shared
+        self._readers = {}
+        if not shared:
+            self._make_readers(self.positions)
         #: When all streams are checked again, at the earliest.
         self._next_watch = 0.0
         self._watchdog = StreamWatchdog(
@@ -171,6 +171,34 @@ class Engine:
         self._map_watch = MapWatch(self._topology, self._sessions, self._settings.map_interval)
         self._over = False
         self._supervisor = self._guard.task(self._supervise)
+
+    def _make_readers(self, positions: Mapping[int, Position]) -> None:
+        now = self._loop.time()
+        for vbucket, position in positions.items():
+            end = self._discovery.ends.get(vbucket, NO_END)
+            backoff = self._topology.new_backoff()
+            self._readers[vbucket] = VBucketReader(vbucket, position, end, backoff, idle_since=now)
+
+    def add(self, positions: Mapping[int, Position], generations: Mapping[int, int]) -> None:
+        """Streams more vbuckets, from these positions."""
+        if self._gate is not None:
+            self._gate.begin(positions)
+        self._deliver(Delivery(Assigned(positions, generations)))
+        self._make_readers(positions)
+        self._wake.set()
+
+    def remove(self, vbuckets: Collection[int]) -> None:
+        """Streams vbuckets no longer. What was delivered of them may still wait to be read."""
+        touched = set()
+        for reader in [self._readers.pop(vb) for vb in vbuckets if vb in self._readers]:
+            if reader.carrier is not None:
+                self._sessions[reader.carrier].close(reader.vbucket)
+                touched.add(reader.carrier)
+                reader.carrier = None
+        for connection in touched:
+            connection.flush()
+        if self._gate is not None:
+            self._gate.forget(vbuckets)
 
     async def start_again(self, settings: ConsumerSettings) -> None:
         """Streams other seqno ranges after all vbuckets have ended, over the open connections.
@@ -239,6 +267,14 @@ class Engine:
 
     # ---- failure -------------------------------------------------------------------------
 
+    def deliver(self, delivery: Delivery) -> None:
+        """Delivers something that is not of a node."""
+        self._deliver(delivery)
+
+    def task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Runs a task whose errors end reading."""
+        return self._guard.task(work)
+
     def _fail(self, error: UpriverError) -> None:
         if not self._over:
             self._over = True
@@ -265,7 +301,8 @@ class Engine:
         Returns the seconds until the next call is needed, or None if only an event requires one.
         """
         waiting = [reader for reader in self._readers.values() if reader.waits]
-        if not waiting and all(reader.done for reader in self._readers.values()):
+        done = all(reader.done for reader in self._readers.values())
+        if done and not waiting and not self._is_shared:
             self._over = True
             self._deliver(Delivery(Finished()))
             return 0
@@ -420,7 +457,9 @@ class Engine:
                     continue
                 active = set(vbuckets)  # the node refuses the question: rely on the map
             for vbucket in vbuckets:
-                reader = self._readers[vbucket]
+                reader = self._readers.get(vbucket)
+                if reader is None:
+                    continue  # removed meanwhile
                 reader.unconfirmed = vbucket not in active
                 if reader.unconfirmed:
                     reader.trouble = self._topology.no_owner_error(vbucket)

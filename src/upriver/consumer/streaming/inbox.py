@@ -7,6 +7,9 @@ A session has received more than the application has read, because deliveries wa
 the inbox tracks the application's positions itself: a position lies after everything that was
 handed out. For an event that is read row by row, it lies after the rows read so far.
 
+In a group, vbuckets come and go (`Assigned`, `Inbox.drop`), and rows are handed out only while the
+lease of the member is running.
+
 The inbox calls the rollback callback before it hands out anything of the new branch. It counts the
 bytes that the application has finished with, per connection, so that the client can return them to
 that connection's flow-control window.
@@ -17,8 +20,10 @@ Only one thread may call `Inbox.take`. Any thread may ask for positions.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ...errors import UpriverError
 from ...session.consumer_events import (
@@ -34,9 +39,19 @@ from ...session.stream_position import Position, PositionTracker
 from ..changes import Change, changes_of
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
-from .row_shaping import inflated, without_bodies, without_internal
+from .row_shaping import inflated, of_vbuckets, without_bodies, without_internal
 
-__all__ = ["Closed", "Delivery", "Failed", "Finished", "Inbox", "Rollback"]
+__all__ = [
+    "Assigned",
+    "Closed",
+    "Delivery",
+    "Failed",
+    "Finished",
+    "Inbox",
+    "Nudge",
+    "Rollback",
+    "Share",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,38 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """Vbuckets that a member of a group reads from now on: their positions and generations.
+
+    It comes before all their rows. Rows of a vbucket that come without it are of an earlier time
+    and are discarded.
+    """
+
+    positions: Mapping[int, Position]
+    generations: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Wakes the application's thread, so that it looks what its group wants."""
+
+
+class Share(Protocol):
+    """What an inbox asks of the group that its consumer is a member of."""
+
+    @property
+    def may_deliver(self) -> bool:
+        """Whether the lease is running."""
+
+    @property
+    def hidden(self) -> Collection[int]:
+        """The ids of the collections that are not handed out."""
+
+    def entered(self, assigned: Assigned) -> Collection[int]:
+        """The application has come to the first row of vbuckets; returns those still ours."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """An event from the engine to the application.
 
@@ -64,7 +111,7 @@ class Delivery:
     they are returned to that connection's flow-control window.
     """
 
-    event: Event | Failed | Finished | Closed
+    event: Event | Failed | Finished | Closed | Assigned | Nudge
     carrier: AsyncConnection | None = None
 
 
@@ -90,7 +137,11 @@ class Inbox:
         settings: ConsumerSettings | None = None,
         on_rollback: Callable[[Rollback], None] | None = None,
         internal_collections: Callable[[], frozenset[int]] = frozenset,
+        share: Share | None = None,
     ) -> None:
+        self._share = share
+        #: By vbucket: rollbacks since it was assigned.
+        self.rollbacks: Counter[int] = Counter()
         self._settings = settings or ConsumerSettings()
         self._internal_collections = internal_collections
         self._on_rollback = on_rollback
@@ -127,8 +178,15 @@ class Inbox:
         if isinstance(event, Failed):
             self._failure = event.error
             raise event.error
+        if isinstance(event, Nudge):
+            return None
+        if isinstance(event, Assigned):
+            self._enter_share(event)
+            return None
         if isinstance(event, Rows):
             return self._take_rows(delivery, event, whole=whole)
+        if self._share is not None and getattr(event, "vbucket", None) not in self._trackers:
+            return event if isinstance(event, Finished | Closed) else None
         if isinstance(event, StreamOpened | RolledBack | SystemHappened):
             self._note(event)
         if isinstance(event, RolledBack):
@@ -138,6 +196,9 @@ class Inbox:
     def _take_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
         if not self._settings.internal_documents:
             rows = without_internal(rows, self._internal_collections())
+            delivery = replace(delivery, event=rows)
+        if self._share is not None:
+            rows = of_vbuckets(rows, self._trackers, self._share.hidden)
             delivery = replace(delivery, event=rows)
         count = rows.batch.num_rows
         with self._lock:
@@ -164,9 +225,25 @@ class Inbox:
 
         If the caller leaves its loop early, the next call continues with the next row.
         """
+        if self._share is not None:
+            yield from self._shared_changes(self._share)
+            return
         for change in self._left:
             self.read += 1
             yield change
+
+    def _shared_changes(self, share: Share) -> Iterator[Change]:
+        """Yields while the lease is running, and nothing of vbuckets that were dropped."""
+        while share.may_deliver and (change := next(self._left, None)) is not None:
+            self.read += 1
+            if change.vbucket in self._trackers:
+                yield change
+
+    @property
+    def unread(self) -> Rows | None:
+        """The current rows, if `changes` has not yielded all of them."""
+        shown = self._shown
+        return shown if shown is not None and self.read < shown.batch.num_rows else None
 
     def rest(self) -> Rows | None:
         """Returns the current rows that `changes` has not yielded yet, and marks them as read."""
@@ -176,7 +253,11 @@ class Inbox:
         self._left = iter(())
         self.read = shown.batch.num_rows
         steps = tuple(s._replace(stop=s.stop - read) for s in shown.steps if s.stop > read)
-        return Rows(shown.batch.slice(read), steps)
+        rows = Rows(shown.batch.slice(read), steps)
+        if self._share is None:
+            return rows
+        rows = of_vbuckets(rows, self._trackers, ())
+        return rows if rows.batch.num_rows else None
 
     def check(self) -> None:
         """Raises the error of an earlier `Failed` delivery again: no delivery follows it."""
@@ -202,6 +283,23 @@ class Inbox:
             del self._owed[carrier]
         return due
 
+    # ---- vbuckets of a group -------------------------------------------------------------
+
+    def _enter_share(self, assigned: Assigned) -> None:
+        assert self._share is not None
+        ours = self._share.entered(assigned)
+        with self._lock:
+            for vbucket in ours:
+                self._trackers[vbucket] = PositionTracker(assigned.positions[vbucket])
+                self.rollbacks[vbucket] = 0
+
+    def drop(self, vbuckets: Collection[int]) -> None:
+        """Hands nothing more of these vbuckets out; they have no position from now on."""
+        with self._lock:
+            self._enter()
+            for vbucket in vbuckets:
+                self._trackers.pop(vbucket, None)
+
     # ---- positions -----------------------------------------------------------------------
 
     def positions(self) -> dict[int, Position]:
@@ -223,6 +321,7 @@ class Inbox:
                 tracker.follow(event.log)
             elif isinstance(event, RolledBack):
                 if not event.refused:
+                    self.rollbacks[event.vbucket] += 1
                     self._trackers[event.vbucket] = PositionTracker(event.to)
             else:
                 uid = getattr(event.event, "manifest_uid", 0)
@@ -243,8 +342,8 @@ class Inbox:
 
     def _enter_steps(self, steps: Iterable[Step]) -> None:
         for step in steps:
-            tracker = self._trackers[step.vbucket]
-            if step.holds:
+            tracker = self._trackers.get(step.vbucket)
+            if tracker is None or step.holds:  # dropped meanwhile, or out of order
                 continue
             if step.purge_seqno:
                 tracker.purge_seqno = step.purge_seqno

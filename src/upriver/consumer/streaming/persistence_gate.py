@@ -54,6 +54,17 @@ class PersistenceGate:
         #: The `Finished` delivery, kept back until no rows are held.
         self._end: Delivery | None = None
 
+    def begin(self, positions: Mapping[int, Position]) -> None:
+        """More vbuckets are streamed, from these positions."""
+        for vbucket, position in positions.items():
+            self._vbuuids[vbucket] = position.offset.vbuuid
+            self._passed[vbucket] = position.seqno
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """Discards the held rows of vbuckets that are no longer streamed."""
+        for vbucket in vbuckets:
+            self._discard(vbucket)
+
     def take(self, delivery: Delivery) -> None:
         """Accepts a delivery from the engine, in place of the inbox."""
         event = delivery.event
@@ -82,13 +93,16 @@ class PersistenceGate:
 
     def _roll_back(self, delivery: Delivery, event: RolledBack) -> None:
         """Discards the held rows; delivers the rollback only if it undoes released rows."""
-        for held in self._held.pop(event.vbucket, ()):
-            if held.carrier is not None and isinstance(held.event, Rows):
-                held.carrier.give_back(held.event.counted)
-        self._safe.pop(event.vbucket, None)
+        self._discard(event.vbucket)
         if event.to.seqno < self._passed[event.vbucket]:
             self._passed[event.vbucket] = event.to.seqno
             self._deliver(delivery)
+
+    def _discard(self, vbucket: int) -> None:
+        for held in self._held.pop(vbucket, ()):
+            if held.carrier is not None and isinstance(held.event, Rows):
+                held.carrier.give_back(held.event.counted)
+        self._safe.pop(vbucket, None)
 
     # ---- asking the nodes ----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ received rows, because the flow-control window counts what was received.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from ...session.consumer_events import Rows
 from ...wire.values import inflate, join_xattrs, unwrap
 from ..changes import Change, changes_of
 
-__all__ = ["inflated", "without_bodies", "without_internal"]
+__all__ = ["inflated", "of_vbuckets", "without_bodies", "without_internal"]
 
 #: Key prefix of the documents in which transactions keep their state.
 _TRANSACTIONS: Final = "_txn:"
@@ -54,10 +54,28 @@ def without_internal(rows: Rows, collections: frozenset[int]) -> Rows:
         internal = internal | np.isin(batch.column("collection").to_numpy(), list(collections))
     if not internal.any():
         return rows
-    kept = ~internal
+    return _kept(rows, ~internal)
+
+
+def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) -> Rows:
+    """Keeps only rows of some vbuckets, and none of the collections in ``hidden``.
+
+    The steps of other vbuckets go with their rows.
+    """
+    batch = rows.batch
+    kept = np.isin(batch.column("vbucket").to_numpy(), list(vbuckets))
+    if hidden:
+        kept &= ~np.isin(batch.column("collection").to_numpy(), list(hidden))
+    if not kept.all():
+        rows = _kept(rows, kept)
+    steps = tuple(step for step in rows.steps if step.vbucket in vbuckets)
+    return Rows(rows.batch, steps, rows.counted)
+
+
+def _kept(rows: Rows, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
     before = np.concatenate(([0], np.cumsum(kept)))
     steps = tuple(step._replace(stop=int(before[step.stop])) for step in rows.steps)
-    return Rows(batch.filter(pa.array(kept)), steps, rows.counted)
+    return Rows(rows.batch.filter(pa.array(kept)), steps, rows.counted)
 
 
 def _changed(rows: Rows, change: Callable[[Change], tuple[bytes, int]]) -> Rows:

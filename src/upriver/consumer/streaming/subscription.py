@@ -11,10 +11,15 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Unpack
+from pathlib import Path
+from typing import Any, Unpack
 
+from ...errors import ConfigError
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
+from ..groups.cells import GroupStore
+from ..groups.membership import DEFAULT_LEASE, Membership, Revocation, check_settings
+from ..groups.open_store import open_group_store
 from ..reader_settings import ConsumerOptions, ConsumerSettings, settings_for
 from ..topology.collection_names import SYSTEM_SCOPE, Collections
 from ..transport.access import Access
@@ -63,6 +68,11 @@ class Subscription(ABC):
         access: Access | None = None,
         checkpoint: CheckpointStore | None = None,
         on_rollback: Callable[[Rollback], None] | None = None,
+        group: str | None = None,
+        members: str | Path | GroupStore | None = None,
+        lease: float = DEFAULT_LEASE,
+        on_assigned: Callable[[frozenset[int]], None] | None = None,
+        on_revoked: Callable[[Revocation], Any] | None = None,
         settings: ConsumerSettings | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
@@ -75,6 +85,16 @@ class Subscription(ABC):
         self._settings = settings_for(settings, options, checkpoint)
         self._store = checkpoint
         self._on_rollback = on_rollback
+        self._on_revoked = on_revoked
+        self._group: Membership | None = None
+        if group is not None:
+            check_settings(self._settings)
+            if checkpoint is not None:
+                raise ConfigError("a group keeps its own positions: leave checkpoint out")
+            store = open_group_store(members, self._source, self._access)
+            self._group = Membership(group, store, lease=lease, on_assigned=on_assigned)
+        elif members is not None or on_assigned is not None or on_revoked is not None:
+            raise ConfigError("members, on_assigned and on_revoked are for a group: give its name")
         self._prepare()
 
     @abstractmethod
@@ -100,16 +120,30 @@ class Subscription(ABC):
     async def _begin(self, deliver: Callable[[Delivery], None]) -> None:
         """Discovers the bucket and starts streaming."""
         engine = Engine(self._source, self._access, self._settings, deliver)
-        await engine.start()
+        if self._group is None:
+            await engine.start()
+            self._running = engine, self._new_inbox(engine)
+            return
+        await engine.find()
+        engine.begin(shared=True)
         self._running = engine, self._new_inbox(engine)
+        await self._group.start(engine, self._settings)
+
+    async def _end_engine(self) -> None:
+        """Leaves the group, if there is one, and closes the connections."""
+        if self._group is not None:
+            await self._group.stop()
+        if self._running is not None:
+            await self._engine.stop()
 
     def _new_inbox(self, engine: Engine) -> Inbox:
         topology = engine.topology
         return Inbox(
-            engine.positions,
+            engine.positions if self._group is None else {},
             self._settings,
             self._on_rollback,
             lambda: topology.collections.of_scope(SYSTEM_SCOPE),
+            self._group,
         )
 
     async def _begin_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
@@ -145,7 +179,8 @@ class Subscription(ABC):
     def position(self) -> Checkpoint:
         """The application's position: after everything that was handed to it.
 
-        Vbuckets that are not read keep the position of the checkpoint that reading started from.
+        Vbuckets that are not read keep the position of the checkpoint that reading started from. A
+        member of a group has the positions of its own vbuckets only.
         """
         engine, inbox = self._in_use()
         start, cluster = self._settings.start, engine.topology.map
@@ -158,6 +193,9 @@ class Subscription(ABC):
         )
 
     def _save(self, position: Checkpoint) -> None:
+        if self._group is not None:
+            self._group.save(position.positions, self._inbox.rollbacks)
+            return
         if self._store is None:
             raise ValueError("there is no checkpoint store to save to: give one as checkpoint=")
         self._store.save(position)
