@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum, EnumType
 from pathlib import Path
@@ -23,6 +23,7 @@ import click
 
 from upriver import errors
 from upriver.cli.main import cli
+from upriver.session import stream_states
 from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, WRITE
 from upriver.settings.setting import Setting, Use, ValueKind
 from upriver.spark import row_schema
@@ -252,6 +253,22 @@ def _notes(thing: Any) -> dict[str, str]:
     return found
 
 
+# ---- states of streams -------------------------------------------------------------------
+
+
+def state_table(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
+    states, events = (type(one) for one in next(iter(table)))
+    yield "| state | what it means |"
+    yield "|---|---|"
+    yield from (f"| {name} | {_cell(note)} |" for name, note in _notes(states).items())
+    yield ""
+    yield "| in the state | the event | leads to | when |"
+    yield "|---|---|---|---|"
+    when = _notes(events)
+    for (state, event), following in table.items():
+        yield f"| {state.name} | {event.name} | {following.name} | {_cell(when[event.name])} |"
+
+
 # ---- text --------------------------------------------------------------------------------
 
 
@@ -277,6 +294,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "rows": row_table,
     "errors": error_tree,
     "python": python_names,
+    "producer-states": lambda: state_table(stream_states.PRODUCER),
+    "consumer-states": lambda: state_table(stream_states.CONSUMER),
 }
 
 

@@ -1,12 +1,7 @@
 """Consumer session: the sans-I/O protocol state of one connection to a producer node.
 
 It takes received bytes and returns events. It takes commands and returns bytes to send. Each
-stream has its own state:
-
-    open ──from 0──────────────────────────> REQUESTED ──accepted──> OPEN ──end──> gone
-      └──else──> ASKED_LOG ──logs agree──────────^ │
-                    ^  └──they part: RolledBack────┤
-                    └───rollback: RolledBack───────┘
+stream has a state of its own, by the table `CONSUMER` in `stream_states`.
 
 In drafts 002 and 000 a producer accepts a stream without its failover log. So the session always
 requests the log before the stream, and again while changes flow (CHECKING). If a failover
@@ -22,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
@@ -50,6 +44,8 @@ from .inbound_rows import Inbound, RowChunk, inbound_for
 from .rollback_point import agree, lowered
 from .row_rules import RowCheck, Stream, broken_rule
 from .stream_position import Position, PositionTracker
+from .stream_states import CONSUMER, ConsumerEvent, next_state
+from .stream_states import ConsumerState as State
 
 __all__ = ["ConsumerSession", "StreamOptions"]
 
@@ -64,13 +60,6 @@ _SYSTEM: Final = (
     m.SystemEvent,
 )
 _SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
-
-
-class _Phase(Enum):
-    ASKED_LOG = auto()
-    REQUESTED = auto()
-    CHECKING = auto()
-    OPEN = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +81,19 @@ class StreamOptions:
 
 
 class _Conversation(Stream):
-    """One stream, and the phase of its negotiation."""
+    """One stream, and how far its negotiation is."""
 
-    __slots__ = ("options", "phase", "served")
+    __slots__ = ("options", "served", "state")
 
     def __init__(self, vbucket: int, opaque: int, position: Position, options: StreamOptions):
         super().__init__(vbucket, opaque, PositionTracker(position))
         self.options = options
-        self.phase = _Phase.ASKED_LOG
+        self.state = State.NEW
         #: The last failover log that the producer sent for this vbucket.
         self.served = FailoverLog(())
+
+    def move(self, event: ConsumerEvent) -> None:
+        self.state = next_state(CONSUMER, self.state, event)
 
 
 class ConsumerSession:
@@ -152,7 +144,7 @@ class ConsumerSession:
         if (
             position.seqno and stream.options.asks_log
         ) or not self._dialect.accepts_with_failover_log:
-            self._ask_log(stream, _Phase.ASKED_LOG)
+            self._ask_log(stream, ConsumerEvent.ASK_LOG)
         else:
             self._request(stream)
 
@@ -188,7 +180,7 @@ class ConsumerSession:
 
     @property
     def vbuckets(self) -> frozenset[int]:
-        """The vbuckets with a stream, in any phase."""
+        """The vbuckets with a stream, in any state."""
         return frozenset(self._vbuckets)
 
     def is_open(self, vbucket: int) -> bool:
@@ -198,7 +190,7 @@ class ConsumerSession:
 
     def awaits_answer(self, vbucket: int) -> bool:
         """Whether the session still waits for a response about a vbucket's stream."""
-        return self._streams[self._vbuckets[vbucket]].phase is not _Phase.OPEN
+        return self._streams[self._vbuckets[vbucket]].state is not State.OPEN
 
     def opaque(self, vbucket: int) -> int:
         """Returns the opaque that the messages of a vbucket's stream carry."""
@@ -295,7 +287,7 @@ class ConsumerSession:
             self._learn_log(stream, FailoverLog(answer.failover_log), events)
         elif answer.command in (Command.FAILOVER_LOG, Command.GET_FAILOVER_LOG):
             self._refused(answer, answer.status, _value(answer), events)
-        elif stream.phase is not _Phase.REQUESTED:
+        elif stream.state is not State.REQUESTED:
             self._answer_for_log(stream, answer, events)
         elif isinstance(answer, m.StreamAccepted):
             self._accepted(stream, FailoverLog(answer.failover_log), events)
@@ -313,7 +305,7 @@ class ConsumerSession:
 
         Draft 002 omits the command. In the other drafts such a response breaks a rule.
         """
-        if self._dialect.has_memcached_header or stream.phase is _Phase.OPEN:
+        if self._dialect.has_memcached_header or stream.state is State.OPEN:
             raise broken_rule("answer", stream.vbucket, f"{answer.command} was not asked")
         if isinstance(answer, m.StreamAccepted):
             self._learn_log(stream, FailoverLog(()), events)  # the form of an empty log
@@ -322,7 +314,7 @@ class ConsumerSession:
 
     def _learn_log(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         log = log.sanitised()
-        if stream.phase is _Phase.ASKED_LOG:
+        if stream.state is State.ASKED_LOG:
             stream.served = log
             if self._left_behind(stream, log, events):
                 return
@@ -332,10 +324,10 @@ class ConsumerSession:
             elif not self._roll_back(stream, position, reason, events):
                 return
             self._request(stream)
-        elif stream.phase is not _Phase.CHECKING:
+        elif stream.state is not State.CHECKING:
             raise broken_rule("answer", stream.vbucket, "a failover log that was not asked for")
         elif log == stream.served:
-            stream.phase = _Phase.OPEN
+            stream.move(ConsumerEvent.LOG_UNCHANGED)
         else:
             # The changes may belong to either history, and these drafts cannot close a stream.
             detail = "the history changed while the stream was opened"
@@ -344,7 +336,7 @@ class ConsumerSession:
     def _accepted(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
         if not self._dialect.accepts_with_failover_log:
             self._opened(stream, stream.served, events)
-            self._ask_log(stream, _Phase.CHECKING)
+            self._ask_log(stream, ConsumerEvent.CHECK_LOG)
             return
         stream.served = log = log.sanitised()
         if self._left_behind(stream, log, events):
@@ -374,7 +366,7 @@ class ConsumerSession:
         return True
 
     def _opened(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
-        stream.phase = _Phase.OPEN
+        stream.move(ConsumerEvent.ACCEPTED)
         stream.flowing = True
         if self._dialect.snapshot_style is SnapshotStyle.BARE_MARKER:
             # Servers of draft 001 send a backfill first, then the marker that closes it.
@@ -397,7 +389,7 @@ class ConsumerSession:
         position, reason = lowered(stream.tracker.position(), seqno)
         if self._roll_back(stream, position, reason, events):
             if position.seqno:
-                self._ask_log(stream, _Phase.ASKED_LOG)  # another failover may have happened
+                self._ask_log(stream, ConsumerEvent.ASK_LOG)  # another failover may have happened
             else:
                 self._request(stream)
 
@@ -431,12 +423,12 @@ class ConsumerSession:
 
     # ---- requests ------------------------------------------------------------------------
 
-    def _ask_log(self, stream: _Conversation, phase: _Phase) -> None:
-        stream.phase = phase
+    def _ask_log(self, stream: _Conversation, why: ConsumerEvent) -> None:
+        stream.move(why)
         self.send(m.FailoverLogRequest(vbucket=stream.vbucket, opaque=stream.opaque))
 
     def _request(self, stream: _Conversation) -> None:
-        stream.phase = _Phase.REQUESTED
+        stream.move(ConsumerEvent.REQUEST)
         position, options = stream.tracker.position(), stream.options
         offset = position.offset
         stream.skip_until = 0

@@ -1,20 +1,15 @@
 """Active stream of one vbucket: sends its stored changes snapshot by snapshot, then new changes.
 
-    BACKFILLING ──caught up──> IN_MEMORY <──> more snapshots     (until the end, or for ever)
-         └── takeover: ──caught up──> TAKEOVER_SEND ──state sent──> TAKEOVER_WAIT ──┐
-                                            ^─────────────acknowledged──────────────┘
-    any ──end, close, state change, fault──> DEAD
-
-A stream holds one chunk of packets and at most one frozen view of the store, however slowly its
-consumer reads. It ends by itself when its vbucket changes: to another state, or to another vbuuid,
-for example by a flush, after which the vbucket shares no history with the stream. It knows no
-socket: the connection takes as many packets as the flow-control window allows.
+Its states are those of the table `PRODUCER` in `session.stream_states`. A stream holds one chunk of
+packets and at most one frozen view of the store, however slowly its consumer reads. It ends by
+itself when its vbucket changes: to another state, or to another vbuuid, for example by a flush,
+after which the vbucket shares no history with the stream. It knows no socket: the connection takes
+as many packets as the flow-control window allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Final
 
 from ...errors import DecodeError, EncodeError, StoreDamaged
@@ -24,25 +19,20 @@ from ...session.flow_control import SendWindow
 from ...session.producer_options import OutOfOrder
 from ...session.stream_output import StoredChanges, StreamOutput
 from ...session.stream_request import Acceptance
+from ...session.stream_states import PRODUCER, next_state
+from ...session.stream_states import ProducerEvent as Event
+from ...session.stream_states import ProducerState as State
 from ...store import Backfill, Bucket, CompletionKind, FrameChunk
 from ...wire.framing import packet_length
 from ...wire.header import HEADER_SIZE
 from ...wire.names import Command, MarkerFlag, OsoFlag
 from .visible_end import VisibleEnd
 
-__all__ = ["ActiveStream", "StreamState"]
+__all__ = ["ActiveStream"]
 
 #: Bytes of changes that a stream reads in one step: large enough that the cost per packet is low,
 #: small enough that a thousand streams fit in memory.
 CHUNK: Final = 256 * 1024
-
-
-class StreamState(Enum):
-    BACKFILLING = auto()
-    IN_MEMORY = auto()
-    TAKEOVER_SEND = auto()
-    TAKEOVER_WAIT = auto()
-    DEAD = auto()
 
 
 class ActiveStream:
@@ -78,7 +68,7 @@ class ActiveStream:
         self.end = accepted.end
         #: The last seqno that was sent, or skipped because the consumer's filter excludes it.
         self.position = accepted.start
-        self.state = StreamState.BACKFILLING
+        self.state = State.BACKFILLING
         self.is_takeover = accepted.takeover
         #: Whether `StreamCommands` has the stream in its queue of streams with something to send.
         self.queued = False
@@ -137,11 +127,14 @@ class ActiveStream:
             [VBucketState.PENDING, VBucketState.ACTIVE] if accepted.takeover else []
         )
 
+    def _move(self, event: Event) -> None:
+        self.state = next_state(PRODUCER, self.state, event)
+
     # ---- called by the connection --------------------------------------------------------
 
     @property
     def dead(self) -> bool:
-        return self.state is StreamState.DEAD and not self._pending
+        return self.state is State.DEAD and not self._pending
 
     @property
     def sent_until(self) -> int:
@@ -156,7 +149,7 @@ class ActiveStream:
         """
         self.unfinished = False
         if not self._pending:
-            if self.state is StreamState.DEAD or not window.is_open:
+            if self.state is State.DEAD or not window.is_open:
                 return self._pending
             # Every stream of the connection keeps the packets that do not fit into the window, so a
             # chunk is not larger than the window.
@@ -176,7 +169,7 @@ class ActiveStream:
         """Called when the consumer acknowledged a snapshot marker or a state message."""
         if command is Command.SNAPSHOT_MARKER:
             self._unacknowledged = max(0, self._unacknowledged - 1)
-        elif command is Command.SET_STREAM_STATE and self.state is StreamState.TAKEOVER_WAIT:
+        elif command is Command.SET_STREAM_STATE and self.state is State.TAKEOVER_WAIT:
             if not self._takeover_states:
                 self.finish(StreamEndReason.OK)
             elif not self._handing_over:
@@ -185,13 +178,13 @@ class ActiveStream:
 
     def finish(self, reason: StreamEndReason) -> None:
         """Ends the stream: drops the packets that are not sent yet and sends the reason."""
-        if self.state is not StreamState.DEAD:
+        if self.state is not State.DEAD:
             self.abandon()
             self._pending = memoryview(self._output.ending(reason))
 
     def abandon(self) -> None:
         """Ends the stream without sending a stream end."""
-        self.state = StreamState.DEAD
+        self._move(Event.ENDED)
         self._hold_writers(held=False)
         self._pending = memoryview(b"")
         if self._backfill is not None:
@@ -205,7 +198,7 @@ class ActiveStream:
 
     def hurry(self, now: float, patience: float) -> None:
         """Holds writes back if they have delayed a takeover by ``patience`` seconds."""
-        if self.state is not StreamState.TAKEOVER_SEND or self._holds_writers:
+        if self.state is not State.TAKEOVER_SEND or self._holds_writers:
             return
         if self._caught_up_at is None:
             self._caught_up_at = now
@@ -226,8 +219,8 @@ class ActiveStream:
 
     def handed_over(self) -> None:
         """Called when the dead state is committed: the consumer can now be told to be active."""
-        if self.state is StreamState.TAKEOVER_WAIT:
-            self.state = StreamState.TAKEOVER_SEND
+        if self.state is State.TAKEOVER_WAIT:
+            self._move(Event.HANDED_OVER)
             self._hold_writers(held=False)
 
     # ---- choosing what to send next ------------------------------------------------------
@@ -242,14 +235,14 @@ class ActiveStream:
         same_history = stats.vbuuid == self._branches[0]
         # A takeover changes the state itself, and the failover log does not change meanwhile.
         same_state = stats.state is self._state_served or self.is_takeover
-        if not (same_history and same_state) and self.state is not StreamState.DEAD:
+        if not (same_history and same_state) and self.state is not State.DEAD:
             flushed = b"" if same_history else self._told_of_flush()
             return flushed + self._end(StreamEndReason.STATE_CHANGED)
         if self._backfill is not None:
             return self._go_on(self._backfill)
         if self._ahead is not None:
             return self._look_ahead(self._ahead, stats.purge_seqno)
-        if self.state in (StreamState.TAKEOVER_WAIT, StreamState.DEAD):
+        if self.state in (State.TAKEOVER_WAIT, State.DEAD):
             return None
         if self.position >= self.end:
             return self._end(StreamEndReason.OK)
@@ -328,8 +321,8 @@ class ActiveStream:
             backfill.close()
             return None
         self._backfill = backfill
-        if not self._first_snapshot and self.state is StreamState.BACKFILLING:
-            self.state = StreamState.IN_MEMORY  # changes written since the backfill are the tail
+        if not self._first_snapshot and self.state is State.BACKFILLING:
+            self._move(Event.CAUGHT_UP)  # changes written since the backfill are the tail
         start = int.from_bytes(chunk.frames[HEADER_SIZE : HEADER_SIZE + 8], "big")
         if self._first_snapshot:
             start = min(self._accepted.snapshot.start, start)
@@ -348,7 +341,7 @@ class ActiveStream:
             flags = self._marker_flags(end)
             return self._output.snapshot_start(start, end, flags, purge_seqno=purged)
         commits = None
-        if self.state is not StreamState.BACKFILLING:
+        if self.state is not State.BACKFILLING:
             commits = self._commits(sync_writes.pending, end)
         sync_writes.commits = commits or {}
         flags = self._marker_flags(end, from_disk=commits is None)
@@ -446,7 +439,7 @@ class ActiveStream:
         Changes written since the bucket was opened count as in memory. A first snapshot with
         changes from both disk and memory is marked as one from memory, as on Couchbase Server.
         """
-        is_old = self.state is StreamState.BACKFILLING and end <= self._on_disk_until
+        is_old = self.state is State.BACKFILLING and end <= self._on_disk_until
         if from_disk or is_old:
             flags = MarkerFlag.DISK | MarkerFlag.CHECKPOINT
         else:
@@ -460,16 +453,16 @@ class ActiveStream:
         return flags
 
     def _caught_up(self) -> bytes | None:
-        if self.state in (StreamState.BACKFILLING, StreamState.IN_MEMORY):
+        if self.state in (State.BACKFILLING, State.IN_MEMORY):
             takeover = bool(self._takeover_states)
-            self.state = StreamState.TAKEOVER_SEND if takeover else StreamState.IN_MEMORY
+            self._move(Event.CAUGHT_UP_FOR_TAKEOVER if takeover else Event.CAUGHT_UP)
         if not self._takeover_states or self._unacknowledged:
             return None
         packets = self._output.state(self._takeover_states.pop(0))
         if self._are_acknowledged:
-            self.state = StreamState.TAKEOVER_WAIT
+            self._move(Event.STATE_SENT)
         elif self._takeover_states:  # drafts do not respond: sent counts as done
-            self.state = StreamState.TAKEOVER_WAIT
+            self._move(Event.STATE_SENT)
             self._hand_over(self)
         else:
             packets += self._end(StreamEndReason.OK)

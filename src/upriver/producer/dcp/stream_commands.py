@@ -27,6 +27,7 @@ from ...session.producer_options import (
 )
 from ...session.stream_output import StreamOutput
 from ...session.stream_request import Acceptance, Policy, Refusal, RollbackTo, VBucketFacts, decide
+from ...session.stream_states import ProducerState
 from ...store import Bucket
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
@@ -34,7 +35,7 @@ from ...wire.names import Command, Feature, OpenFlag, StreamFlag
 from ..connections.client_info import ClientInfo
 from ..connections.traffic_counters import Traffic
 from ..server_settings import PeerRelease
-from .active_stream import ActiveStream, StreamState
+from .active_stream import ActiveStream
 
 __all__ = ["ACKNOWLEDGE_SEQNOS", "Outlet", "StreamCommands"]
 
@@ -93,7 +94,7 @@ class _LiveStreams(Container[tuple[int, int | None]]):
 
     def __contains__(self, key: object) -> bool:
         stream = self._streams.get(key)  # type: ignore[call-overload]
-        return stream is not None and stream.state is not StreamState.DEAD
+        return stream is not None and stream.state is not ProducerState.DEAD
 
 
 class StreamCommands:
@@ -317,7 +318,7 @@ class StreamCommands:
             text = "stream ids are required" if wanted is None else "stream ids were not enabled"
             return [self._refusal(dialect, request, Status.STREAM_ID_INVALID, text)]
         stream = self.streams.get((request.vbucket, wanted))
-        if stream is None or stream.state is StreamState.DEAD:
+        if stream is None or stream.state is ProducerState.DEAD:
             text = f"there is no stream of vbucket {request.vbucket}"
             return [self._refusal(dialect, request, Status.NOT_FOUND, text)]
         if self._options.stream_end_on_close:
