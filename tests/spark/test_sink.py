@@ -394,7 +394,10 @@ def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:
     [
         ("'k' AS key, cast(NULL AS string) AS value", "key='k': a mutation needs a value"),
         ("cast(NULL AS string) AS key, 'v' AS value", "a row has no key"),
-        ("'k' AS key, 'v' AS value, 'rollback' AS op", "fold the changes first"),
+        (
+            "'k' AS key, 'v' AS value, 'rollback' AS op",
+            "set the source's option onRollback to restate",
+        ),
         (
             "'k' AS key, 'v' AS value, 'upsert' AS op",
             "key='k': 'upsert' is not an op; the ops are mut",

@@ -53,6 +53,7 @@ def test_the_defaults() -> None:
     assert (options.buffer, options.long_poll, options.retry_timeout) == (16 << 20, 0.25, 300)
     assert not options.fail_on_data_loss
     assert not options.fail_on_rollback
+    assert not options.restate_on_rollback
     assert options.for_batch() is options.for_stream() is options
 
 
@@ -178,7 +179,7 @@ def test_a_checkpoint_may_be_in_a_file(tmp_path: Path) -> None:
         ({"numPartitions": "2", "minPartitions": "4"}, "numPartitions is 2.*minPartitions"),
         ({"numPartitions": "100000"}, "numPartitions"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is wrong; expected: true or false"),
-        ({"onRollback": "ignore"}, "onRollback: 'ignore' is wrong; expected: emit, fail"),
+        ({"onRollback": "ignore"}, "onRollback: 'ignore' is wrong; expected: emit, restate, fail"),
         ({"valueFormat": "avro"}, "valueFormat"),
         ({"noValue": "true", "valueFormat": "string"}, "noValue and valueFormat contradict"),
         ({"decompress": "false", "valueFormat": "string"}, "decompress and valueFormat"),

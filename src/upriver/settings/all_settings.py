@@ -92,8 +92,9 @@ READ: Final = (
        "fail if the server no longer has the changes after the position (tombstones purged, or "
        "an unknown vbuuid), instead of rolling back to 0 and reading everything again"),
     _S("onRollback", _K.CHOICE, "emit",
-       "after a failover that lost changes: emit a rollback row and continue, or fail",
-       choices=("emit", "fail")),
+       "after a failover that lost changes: emit a rollback row and continue; restate the "
+       "documents of the vbucket, for sinks without history such as dcp; or fail",
+       choices=("emit", "restate", "fail")),
     _S("noValue", _K.FLAG, "false", "read keys and metadata only"),
     _S("xattrs", _K.FLAG, "false", "add the column xattrs"),
     _S("valueFormat", _K.CHOICE, "binary", "values as bytes, or as text",

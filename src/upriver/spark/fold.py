@@ -2,7 +2,8 @@
 
 A row is dead if a rollback row of its vbucket has a higher branch and a seqno below the row's. Of
 the other rows, the one with the newest (branch, seqno) of a document counts; if it is a deletion or
-an expiration, the document does not exist. Rows are described in `row_schema`.
+an expiration, the document does not exist. A restated vbucket has no rollback row: its ``restated``
+rows are one to seqno 0. Rows are described in `row_schema` and `restate`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from ..model import Op
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ROLLBACK", "fold"]
+__all__ = ["RESTATE", "RESTATED", "ROLLBACK", "fold"]
 
 #: The ``op`` of a row that rolls its vbucket back to its seqno.
 ROLLBACK: Final = "rollback"
+#: The ``op`` of a document that is restated, and of the list of all of them.
+RESTATE: Final = "restate"
+RESTATED: Final = "restated"
 
 #: The columns that identify a document. The vbucket follows from the key, but branches can be
 #: compared only within a vbucket.
@@ -34,11 +38,11 @@ def fold(changes: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     rollbacks = (
-        changes.where(f.col("op") == ROLLBACK)
+        changes.where(f.col("op").isin(ROLLBACK, RESTATED))
         .select(
             f.col("vbucket").alias("_of"),
             f.col("branch").alias("_since"),
-            f.col("seqno").alias("_above"),
+            f.when(f.col("op") == ROLLBACK, f.col("seqno")).otherwise(0).alias("_above"),
         )
         .distinct()
     )
@@ -49,12 +53,12 @@ def fold(changes: DataFrame) -> DataFrame:
     )
     others = [name for name in changes.columns if name not in _DOCUMENT]
     newest = (
-        changes.where(f.col("op") != ROLLBACK)
+        changes.where(~f.col("op").isin(ROLLBACK, RESTATED))
         # few enough for a broadcast join, so that nothing is shuffled
         .join(f.broadcast(rollbacks), dead, "left_anti")
         .groupBy(*_DOCUMENT)
         .agg(f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest"))
-        .where(f.col("newest.op") == Op.MUTATION.value)
+        .where(f.col("newest.op").isin(Op.MUTATION.value, RESTATE))
     )
     return newest.select(
         *(

@@ -1,6 +1,6 @@
 """The schema of the source's rows, and their conversion from the consumer's columns.
 
-    op          string     mutation, deletion, expiration or rollback
+    op          string     mutation, deletion, expiration, rollback, restate or restated
     vbucket     int
     seqno       bigint     of a rollback: what the vbucket goes back to
     branch      int        grows with every rollback of the vbucket

@@ -42,6 +42,7 @@ from ..consumer.writing.document_edits import (
 )
 from ..consumer.writing.writer import Writer, WriterSettings
 from ..errors import ConfigError, Status
+from .sink_removals import remove_others
 from .sink_rows import FENCE_PREFIX, Edits, roles_of
 from .source_options import WriteOptions
 
@@ -161,6 +162,8 @@ def _write(
         for edit in edits.of(batch):
             opened.put(edit)
     opened.flush()
+    if edits.restated:
+        remove_others(options, opened, edits.restated, has_metadata="cas" in roles)
     counts = opened.counts
     return Written(counts.written, counts.unchanged, counts.superseded, query)
 

@@ -4,6 +4,8 @@
     cas and rev                    set with metadata, unless the document is newer (as in XDCR)
     checkCas                       replaces the version with the row's CAS; without a CAS, inserts
     otherwise                      written unless the document already has this content
+    op restate                     written whatever version there is: the source has lost that one
+    op restated                    gathered in `Edits.restated`, for `sink_removals`
     op deletion or expiration      the same rules, for removing the document
     an expiry in the past          removes the document
 
@@ -26,13 +28,15 @@ from ..consumer.writing.document_edits import (
     copied,
     copied_removal,
     removal,
+    restored,
     shown_key,
     upsert,
 )
 from ..errors import ConfigError, UpriverError
 from ..model import Op
 from ..settings.all_settings import COLUMN_ROLES
-from .fold import ROLLBACK
+from .fold import RESTATE, RESTATED, ROLLBACK
+from .restate import Restated
 from .source_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -95,6 +99,8 @@ class Edits:
         self._find = find
         self._ids: dict[tuple[str | None, str | None], int] = {}
         self._now = 0
+        #: By collection id, what ``restated`` rows have said.
+        self.restated: dict[int, list[Restated]] = {}
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Edit]:
         """The edits of the rows of a batch, in their order."""
@@ -117,9 +123,14 @@ class Edits:
         key, value, op, expiry, flags, cas, rev, scope, collection = row
         if op == ROLLBACK:
             raise UpriverError(
-                "DCP-BAD-ROW: a rollback row cannot be written; fold the changes first "
-                "(upriver.spark.fold), or stop at rollbacks with onRollback=fail"
+                "DCP-BAD-ROW: a rollback row cannot be written, because it does not say what the "
+                "documents were before; set the source's option onRollback to restate, and start "
+                "the query again with the same checkpoint"
             )
+        if op == RESTATED:
+            place = self._id(b"", scope, collection)
+            self.restated.setdefault(place, []).append(Restated.of_json(value))
+            return None
         if key is None:
             raise UpriverError("DCP-BAD-ROW: a row has no key")
         if isinstance(key, str):
@@ -128,13 +139,17 @@ class Edits:
             return None
         place = self._id(key, scope, collection)
         cas = _unsigned(cas)
-        if op is None or op == Op.MUTATION.value:
+        if op == RESTATE and self._check_cas:
+            raise _bad(key, "checkCas contradicts onRollback=restate: a lost version has no CAS")
+        if op in (None, Op.MUTATION.value, RESTATE):
             expiry = _expiry(key, expiry)
             details = {
                 "collection": place,
                 "flags": _within(key, "flags", flags),
                 "expiry": expiry,
             }
+            if op == RESTATE and cas and rev:
+                return self._restoring(key, value, cas, _unsigned(rev), details)
             return self._writing(key, value, cas, _unsigned(rev), details)
         if op not in (Op.DELETION.value, Op.EXPIRATION.value):
             known = ", ".join(each.value for each in Op)
@@ -146,12 +161,19 @@ class Edits:
             )
         return self._removing(key, cas, place)
 
-    def _writing(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
+    def _restoring(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
+        value = self._body(key, value, details)
+        return restored(key, value, cas=cas, rev=rev, **details)
+
+    def _body(self, key: bytes, value: Any, details: Any) -> bytes:
         if value is None:
             raise _bad(key, "a mutation needs a value; set op to deletion to remove a document")
-        if isinstance(value, str):
-            value = value.encode()
-        details["json"] = len(value) > _LOOKED_AT and _is_json(value)
+        body: bytes = value.encode() if isinstance(value, str) else value
+        details["json"] = len(body) > _LOOKED_AT and _is_json(body)
+        return body
+
+    def _writing(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
+        value = self._body(key, value, details)
         if not self._check_cas and cas and rev:
             return copied(key, value, cas=cas, rev=rev, **details)
         if 0 < details["expiry"] <= self._now:

@@ -63,6 +63,8 @@ class ReadOptions:
     num_partitions: int | None
     fail_on_data_loss: bool
     fail_on_rollback: bool
+    #: Whether a vbucket is read anew after a rollback (see `restate`).
+    restate_on_rollback: bool
     rows: RowFormat
     compression: bool
     #: The flow-control buffer per node, in bytes.
@@ -91,6 +93,7 @@ class ReadOptions:
             starting=_starting(given, source.bucket),
             ending=_ending(given),
             fail_on_rollback=given["onRollback"] == "fail",
+            restate_on_rollback=given["onRollback"] == "restate",
             rows=_row_format(given),
             buffer=given["flowControlBuffer"],
             given=given.names,
@@ -104,11 +107,18 @@ class ReadOptions:
         self._refuse(Use.STREAM, "a batch")
         if self.starting == "latest":
             raise ConfigError("startingOffsets: a batch read from latest has no rows")
+        if self.restate_on_rollback:
+            raise ConfigError("onRollback: restate has no meaning for a batch")
         return self
 
     def for_stream(self) -> Self:
         """Validates the options for a stream."""
         self._refuse(Use.BATCH, "a stream")
+        if self.restate_on_rollback and self.starting == "latest":
+            raise ConfigError(
+                "onRollback: restate contradicts startingOffsets latest: what is restated are all "
+                "documents, and the sink would remove those that the bucket does not have"
+            )
         return self
 
     def _refuse(self, use: Use, what: str) -> None:

@@ -37,6 +37,11 @@ __all__ = ["DcpStreamReader", "StepsPartition", "groups_for"]
 _PATIENCE: Final = 1.0
 
 
+def _nowhere(vbucket: int, seqno: int) -> bool:
+    """To which places a sink without history can be restored."""
+    return False
+
+
 class StepsPartition(InputPartition):
     """The work of one task, and the nodes that the cluster has by now."""
 
@@ -106,7 +111,12 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if previous is None:
             return self._told(driver.first_offset())
         patience = 0.0 if self._target is not None else self._options.long_poll
-        planned = driver.next_offset(previous, self._limits(limit), patience=patience)
+        planned = driver.next_offset(
+            previous,
+            self._limits(limit),
+            patience=patience,
+            can_restore=_nowhere if self._options.restate_on_rollback else None,
+        )
         self._reached = planned
         # what is equal must be the same text, and it is if it is the same object
         self._planned = start if planned is previous else self._told(planned)
@@ -151,6 +161,14 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         branches = None if end == self._planned else driver.newest_branches(last)
         steps = steps_between(first, last, branches)
+        if self._options.restate_on_rollback and branches:
+            # on a branch that is gone nothing can be restated: the next plan does it
+            steps = tuple(
+                step
+                for step in steps
+                if not step.rolls_back
+                or branches.get(step.vbucket, step.offset.vbuuid) == step.offset.vbuuid
+            )
         groups = groups_for(self._options, driver.nodes(), steps)
         return [StepsPartition(group, driver.addresses) for group in groups]
 

@@ -21,11 +21,12 @@ from ..consumer.client import Consumer
 from ..consumer.reader_settings import ConsumerSettings, RollbackPolicy
 from ..consumer.topology.seqno_survey import Survey
 from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
-from ..model import FailoverLog
+from ..model import NO_END, FailoverLog
 from ..session.consumer_events import RolledBack, Rows, StreamOpened
 from ..session.stream_position import Position
 from .consumer_cache import CacheKey, consumer_for, keep
 from .pushdown_filters import PushedFilters
+from .restate import Restatement
 from .row_schema import RowBuilder
 from .source_options import ReadOptions
 from .task_steps import ReadStep, StepVerdict, judge
@@ -62,17 +63,28 @@ def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.R
     names = _CollectionNames()
     builder = _builder(options, steps, names)
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
-    if rollbacks:
+    restatement = None
+    if rollbacks and options.restate_on_rollback:
+        # a batch may have been planned before the option was given
+        steps = [step.from_the_beginning() if step.rolls_back else step for step in steps]
+        restatement = Restatement(
+            options.rows, {step.vbucket: step for step in steps if step.rolls_back}
+        )
+    elif rollbacks:
         yield builder.rollbacks(rollbacks)
+    whole = frozenset(restatement.steps if restatement is not None else ())
+    left: set[int] = set()
     wanted = {step.vbucket: step for step in steps if step.has_range}
     positions = {vb: _position(step) for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
-        attempt = _Attempt(options, wanted, positions, names, anew=anew)
+        attempt = _Attempt(options, wanted, positions, names, anew=anew, whole=whole)
         for batch in attempt.batches():
-            yield from builder.changes(batch)
+            for rows in builder.changes(batch):
+                yield rows if restatement is None else restatement.restate(rows)
         positions = attempt.not_found
+        left |= attempt.left_behind
         if positions:
             vbucket = next(iter(positions))
             since = since or time.monotonic()
@@ -86,18 +98,29 @@ def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.R
                 )
             time.sleep(_PAUSE)
             anew = True  # with the newest map
+    if restatement is not None:
+        with _survey(options) as survey:
+            count, collections = len(survey.map().vbuckets), survey.collections()
+        chosen = collections.live(options.collections, options.scope)
+        named = [collections.names(number) for number in chosen]
+        yield from restatement.finished(whole - left, count, named)
+
+
+def _survey(options: ReadOptions, patience: float = 0.0) -> Survey:
+    return Survey(
+        options.source,
+        options.access,
+        timeout=options.request_timeout,
+        patience=patience,
+        collections=options.collections,
+        scope=options.scope,
+    )
 
 
 def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
     """Whether all nodes answer, and none has the step's branch in its history."""
     try:
-        with Survey(
-            options.source,
-            options.access,
-            timeout=options.request_timeout,
-            collections=options.collections,
-            scope=options.scope,
-        ) as survey:
+        with _survey(options) as survey:
             return step.offset.vbuuid not in survey.known_branches(step.vbucket)
     except UpriverError:
         return False  # who does not answer may have it
@@ -117,14 +140,7 @@ def read_whole_snapshots(
         return
     exact = options.ending is not None or wanted.ends
     ends = {step.vbucket: step.end for step in steps}
-    with Survey(
-        options.source,
-        options.access,
-        timeout=options.request_timeout,
-        patience=options.retry_timeout,
-        collections=options.collections,
-        scope=options.scope,
-    ) as survey:
+    with _survey(options, options.retry_timeout) as survey:
         # after a failover there may be less than was planned, and a stream would wait for it
         highs = survey.high_seqnos()
     if missing := sorted(positions.keys() - highs.keys()):
@@ -171,6 +187,7 @@ class _Attempt:
         names: _CollectionNames,
         *,
         anew: bool,
+        whole: frozenset[int],
     ) -> None:
         self._cache_key = CacheKey(
             options.source, options.access, _settings(options, rollback=RollbackPolicy.STOP)
@@ -179,12 +196,16 @@ class _Attempt:
         self._steps = steps
         self._positions = positions
         self._names = names
+        #: Read to the end of a snapshot, so that no key is missing because it moved on.
+        self._whole = whole
+        #: Vbuckets that were not read to their end, because their branch is gone.
+        self.left_behind: set[int] = set()
         #: Where reading must go on, on a node that knows the branch.
         self.not_found: dict[int, Position] = {}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         ends = {vb: self._steps[vb].end for vb in self._positions}
-        last = _as_array(ends)
+        last = _as_array({vb: NO_END if vb in self._whole else end for vb, end in ends.items()})
         consumer = consumer_for(self._cache_key, self._positions, ends, anew=self._anew)
         undisturbed = True
         try:
@@ -206,7 +227,9 @@ class _Attempt:
         step = self._steps[event.vbucket]
         asked = replace(step.offset, seqno=event.from_seqno)
         verdict = judge(step, asked, event.served, granted=False)
-        if verdict is StepVerdict.RETRY:
+        if verdict is StepVerdict.SKIP:
+            self.left_behind.add(event.vbucket)
+        elif verdict is StepVerdict.RETRY:
             self.not_found[event.vbucket] = event.to
         elif verdict is StepVerdict.START_OVER:
             raise RollbackRequired(

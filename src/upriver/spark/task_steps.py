@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from ..model import FailoverLog, StreamOffset
+from ..model import FailoverLog, Snapshot, StreamOffset
 from .offsets import Offset, VBucketProgress
 
 __all__ = ["SMALL_BATCH", "ReadStep", "StepVerdict", "judge", "partition", "steps_between"]
@@ -64,6 +64,10 @@ class ReadStep:
     def has_range(self) -> bool:
         """Whether there is anything to ask the producer for."""
         return self.end > self.start
+
+    def from_the_beginning(self) -> ReadStep:
+        """The same step on the same branch, from seqno 0 on."""
+        return replace(self, offset=StreamOffset(self.offset.vbuuid, 0, Snapshot(0, 0)))
 
     def wants(self, seqno: int) -> bool:
         """Whether a change that arrived is one of the step's rows."""

@@ -110,6 +110,13 @@ class Collections:
         self.scope_id(scope)  # raises ConfigError if there is no such scope
         return tuple(sorted(self.of_scope(scope) - self.dropped))
 
+    def live(self, names: Iterable[str], scope: str) -> tuple[int, ...]:
+        """The ids that `chosen` returns; those of all live collections if neither is given."""
+        wanted = tuple(names)
+        if wanted or scope:
+            return self.chosen(wanted, scope)
+        return tuple(sorted(set(self._live().values())))
+
     def of_scope(self, scope: str) -> frozenset[int]:
         """The ids of the collections of a scope, including dropped ones."""
         ids = {id_ for id_, name in self.scopes.items() if name == scope}

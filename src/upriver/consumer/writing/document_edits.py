@@ -44,6 +44,8 @@ __all__ = [
     "get",
     "refused",
     "removal",
+    "restored",
+    "restored_removal",
     "shown_key",
     "store",
     "upsert",
@@ -51,6 +53,8 @@ __all__ = [
 
 #: Most bytes of a key in an error message.
 _KEY_SHOWN: Final = 100
+#: The oldest version that there can be: any version of a document that is made later is newer.
+_OLDEST: Final = 1
 _NANOSECONDS: Final = 1_000_000_000
 _U32_MAX: Final = 2**32 - 1
 
@@ -355,6 +359,58 @@ def _copied_removal(key: bytes, cas: int, rev: int, expired: bool) -> Steps:
         extras += _OPTIONS.pack(WithMetaOption.EXPIRATION)
     answer = yield Ask(Form.DELETE_META, extras)
     if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
+        return Outcome.UNCHANGED
+    return _written(answer, key)
+
+
+# ---- versions restored after a rollback of their source ----------------------------------
+
+
+def restored(
+    key: bytes,
+    value: bytes,
+    *,
+    cas: int,
+    rev: int,
+    collection: int = 0,
+    flags: int = 0,
+    expiry: int = 0,
+    json: bool = False,
+) -> Edit:
+    """As `copied`, even if the stored version is newer: the source has lost that version."""
+    document = _document(key, value, flags, expiry, json)
+    return Conversation(key, collection, partial(_restored, document, cas, rev))
+
+
+def _restored(document: _Document, cas: int, rev: int) -> Steps:
+    meta = yield from _meta(document.key)
+    if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
+        return Outcome.UNCHANGED
+    extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
+    extras += _OPTIONS.pack(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
+    datatype = _JSON if document.json else 0
+    answer = yield Ask(Form.SET_META, extras, document.value, 0, datatype)
+    return _written(answer, document.key)
+
+
+def restored_removal(key: bytes, *, now: int, collection: int = 0) -> Edit:
+    """Removes a document that its source has lost, as if it had never been there.
+
+    Its tombstone is older than any version that the source may create later, which a plain deletion
+    would not be: its revision would be higher than that of a document that is new at the source.
+    """
+    return Conversation(key, collection, partial(_restored_removal, key, now))
+
+
+def _restored_removal(key: bytes, now: int) -> Steps:
+    meta = yield from _meta(key)
+    if meta is None or meta.deleted:
+        return Outcome.UNCHANGED
+    extras = _WITH_META.pack(0, now, _OLDEST, _OLDEST)
+    answer = yield Ask(
+        Form.DELETE_META, extras + _OPTIONS.pack(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
+    )
+    if answer is not None and answer.status is Status.NOT_FOUND:
         return Outcome.UNCHANGED
     return _written(answer, key)
 

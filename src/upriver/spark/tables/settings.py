@@ -89,6 +89,8 @@ class PipelineSettings:
             theirs.setdefault("maxOffsetsPerTrigger", _BATCH)
         given = Given(table, mine)
         read = ReadOptions.parse(theirs).for_stream()
+        if read.restate_on_rollback:
+            raise ConfigError("onRollback: restate is for sinks; tables undo rollbacks themselves")
         for name in _NOT_FOR_MIRRORS if kind == "mirror" else ():
             if name in read.given:
                 raise ConfigError(f"{name} has no meaning for a mirror")
