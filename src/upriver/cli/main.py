@@ -29,6 +29,7 @@ _SECTIONS: Final = {
     "Tables in Spark": {
         "mirror": "Keep a Delta table equal to the documents of a bucket.",
         "changelog": "Append every change of a bucket to a table, each exactly once.",
+        "copy": "Copy a bucket into another one, and go on with its changes.",
         "verify": "Compare a mirror with its bucket, document by document.",
         "compact": "Compact the Delta tables of a change log or mirror.",
         "report": "Write a page with throughput, lag and batch times.",

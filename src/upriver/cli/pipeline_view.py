@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
     from ..spark.tables.progress import PipelineStatus
 
-__all__ = ["watch"]
+__all__ = ["terminated_like_interrupted", "watch"]
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5
@@ -35,7 +35,7 @@ def watch(pipeline: Pipeline, *, as_json: bool) -> None:
     began = time.monotonic()
     console = Console(stderr=True)
     try:
-        with _terminated_like_interrupted(), _view(console, pipeline.status()) as show:
+        with terminated_like_interrupted(), _view(console, pipeline.status()) as show:
             while not pipeline.wait(_EVERY):
                 show(pipeline.status())
     except KeyboardInterrupt:
@@ -44,7 +44,8 @@ def watch(pipeline: Pipeline, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
+    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

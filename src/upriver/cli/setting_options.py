@@ -32,6 +32,7 @@ __all__ = [
     "compact_settings",
     "config_option",
     "mirror_settings",
+    "name_value_option",
     "settings_given",
     "source_settings",
     "spark_options",
@@ -184,10 +185,13 @@ def spark_options(command: _Command) -> _Command:
         ("--option", "pairs", "Any option of the format dcp."),
         ("--conf", "conf", "A setting of Spark."),
     ):
-        command = click.option(
-            flag, name, multiple=True, metavar="NAME=VALUE", callback=_pairs, help=text
-        )(command)
+        command = name_value_option(flag, name, text)(command)
     return click.option("--master", help="Where Spark runs.  [default: local[*]]")(command)
+
+
+def name_value_option(flag: str, name: str, text: str) -> Callable[[_Command], _Command]:
+    """An option that is given several times as NAME=VALUE; the command receives a dict."""
+    return click.option(flag, name, multiple=True, metavar="NAME=VALUE", callback=_pairs, help=text)
 
 
 @contextmanager
