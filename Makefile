@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types tests extended unit fuzz coverage chaos attack soak bench docs clean
+.PHONY: help demo test lint format types tests extended unit fuzz coverage chaos kills attack soak bench docs clean
 .PHONY: environment
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
@@ -50,6 +50,10 @@ coverage: environment ## the lines and branches that the unit tests reach
 
 chaos: environment ## what breaks, for about 20 minutes; SEED=7 and MINUTES=5 if wanted
 	@$(BIN)/python tools/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+
+kills: environment ## a hundred drivers of pipelines killed at every step; KILLS=20 if wanted
+	@UPRIVER_KILLS=$(or $(KILLS),100) $(if $(SEED),UPRIVER_CHAOS_SEED=$(SEED)) \
+	$(BIN)/pytest -n 0 -o log_cli=true -o log_cli_level=INFO tests/spark/tables/test_killed_drivers.py
 
 attack: environment ## every known attack on real processes, for about 10 minutes; MINUTES=3 if wanted
 	@$(BIN)/python tools/attack.py $(if $(MINUTES),--minutes $(MINUTES))

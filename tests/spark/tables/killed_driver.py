@@ -1,0 +1,55 @@
+"""A program that mirrors a bucket and kills itself after a step of a batch.
+
+    python killed_driver.py SOURCE TABLE OPTIONS STEP COUNT [spark]
+
+OPTIONS are those of the pipeline, as a JSON object. It ends after the COUNTth time that it has done
+STEP, as nothing else can end it; without a STEP it goes on until somebody else kills it. Each line
+that it prints is a step that was done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from upriver.spark.session import session
+from upriver.spark.tables import compaction, table_set
+from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.start import place_of, start_pipeline
+
+
+def main() -> None:
+    source, table, options, doomed, count = sys.argv[1:6]
+    # what happens seldom in large tables happens often here
+    table_set.CHECKPOINT_EVERY = 3  # type: ignore[misc]
+    compaction._MOST_ALIKE = 3  # type: ignore[misc]
+    left = int(count)
+
+    def on_step(step: str) -> None:
+        nonlocal left
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()
+        if step == doomed:
+            left -= 1
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    spark = None
+    if "spark" in sys.argv[6:]:
+        spark = session(
+            "killed",
+            master="local[2,4]",
+            config={
+                "spark.driver.memory": "1g",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+                "spark.log.level": "ERROR",
+            },
+        )
+    settings = PipelineSettings.parse("mirror", source, json.loads(options))
+    start_pipeline(spark, settings, place_of(table, settings), on_step=on_step).wait()
+
+
+if __name__ == "__main__":
+    main()
