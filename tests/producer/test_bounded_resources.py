@@ -26,8 +26,8 @@ from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.connections import buffer_budget, file_descriptors
 from upriver.producer.connections.buffer_budget import SMALL
-from upriver.producer.connections.connection import _without_value
 from upriver.producer.connections.file_descriptors import RESERVE, room_for_connections
+from upriver.producer.connections.send_buffer import _without_value
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store
 from upriver.testing import TemporaryProducer

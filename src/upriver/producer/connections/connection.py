@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DecodeError, StoreError, StoreRefusal
@@ -39,6 +37,7 @@ from .buffer_budget import SMALL
 from .client_info import ClientInfo
 from .deferred_responses import DeferredResponses
 from .receive_buffer import ReceiveBuffer
+from .send_buffer import SendBuffer
 from .turn_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 
 if TYPE_CHECKING:
@@ -50,13 +49,6 @@ logger = logging.getLogger("upriver.producer")
 
 #: Stream data is collected up to this size before it is written, to save system calls.
 _WRITE_BYTES: Final = 128 * 1024
-#: Longer data is passed to the transport in pieces of this size as the peer reads, because the
-#: transport copies all data that it cannot send at once.
-_PIECE_BYTES: Final = 256 * 1024
-#: Position of the body length in a packet header.
-_BODY_LENGTH: Final = slice(8, 12)
-#: Bytes of such pieces in one turn: copying them to a socket takes less than a millisecond.
-_FLUSH_BYTES: Final = 1024 * 1024
 #: Bytes from a producer that are handled at once if this node is the consumer.
 _RECEIVE_BYTES: Final = 1024 * 1024
 #: Seconds between two checks of a producer's keepalive, and of a takeover under way.
@@ -85,12 +77,7 @@ class Connection(asyncio.Protocol):
         self._json = False
         self._may_set_quickly = False
         self._reading = True
-        #: Whether the transport accepts more, and whether all data has been passed to it.
-        self._transport_takes = self._writable = True
-        #: Data that waits for the transport, in order.
-        self._unsent: deque[memoryview] = deque()
-        self._unsent_bytes = 0
-        self._write_limit = 0
+        self._outbox = SendBuffer(self.go_on)
         self._closing = False
         #: Whether the peer has closed its side, and whether the socket is closed.
         self._ended = self._lost = False
@@ -122,6 +109,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._outbox.attach(transport)
         peer = transport.get_extra_info("peername")
         self.client.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client.tls = transport.get_extra_info("ssl_object") is not None
@@ -137,8 +125,8 @@ class Connection(asyncio.Protocol):
         if self._ended and not self._closing and error is None:
             # TLS only: see `eof_received`. Requests that the peer sent before its end are still
             # handled, in turns as before; responses cannot be sent any more.
-            self._drop_unsent()
-            self._transport_takes = self._writable = True
+            self._outbox.clear()
+            self._outbox.resume()
             self.go_on()
         else:
             self._leave()
@@ -176,11 +164,10 @@ class Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        self._transport_takes = self._writable = False
+        self._outbox.pause()
 
     def resume_writing(self) -> None:
-        self._transport_takes = True
-        self._writable = not self._unsent
+        self._outbox.resume()
         self.go_on()
 
     def has_room(self) -> None:
@@ -200,8 +187,7 @@ class Connection(asyncio.Protocol):
                 self._leave()
                 return
             assert self._transport is not None
-            for data in self._unsent:
-                self._transport.write(data)
+            self._outbox.flush_all()
             self._let_go()
             self._set_timer()
             self._transport.close()
@@ -217,7 +203,7 @@ class Connection(asyncio.Protocol):
         return self._closing
 
     def _let_go(self) -> None:
-        self._drop_unsent()
+        self._outbox.clear()
         self._inbox.clear()
         self._waiting.close()
         self.streams.close()
@@ -225,55 +211,17 @@ class Connection(asyncio.Protocol):
             self._replica.close()
 
     def _send(self, messages: Iterable[m.Message]) -> None:
-        dialect = self.dialect
-        packets: list[bytes] = []
-        for message in messages:
-            if isinstance(message, kv.DocumentResponse) and len(message.value) > _PIECE_BYTES:
-                # The value is written separately, so that it is not copied again.
-                packets.append(_without_value(dialect, message))
-                self._write(b"".join(packets))
-                self._write(message.value)
-                packets.clear()
-            else:
-                packets.append(dialect.encode(message))
-        self._write(b"".join(packets))
+        if self._connected:
+            self._outbox.write_messages(self.dialect, messages)
 
     def _write(self, packets: bytes) -> None:
-        if not packets or not self._connected:
-            return
-        assert self._transport is not None
-        if self._unsent or len(packets) > _PIECE_BYTES:
-            self._unsent.append(memoryview(packets))
-            self._unsent_bytes += len(packets)
-            self._writable = False
-            self.go_on()  # the next turn passes it to the transport
-        else:
-            self._transport.write(packets)
-
-    def _flush(self) -> bool:
-        """Passes the next waiting pieces to the transport; returns whether it accepts more."""
-        assert self._transport is not None
-        left = _FLUSH_BYTES
-        while self._unsent and self._transport_takes and left > 0 and self._connected:
-            first = self._unsent.popleft()
-            piece, rest = first[:_PIECE_BYTES], first[_PIECE_BYTES:]
-            if rest:
-                self._unsent.appendleft(rest)
-            self._unsent_bytes -= len(piece)
-            left -= len(piece)
-            self._transport.write(piece)
-        self._writable = self._transport_takes and not self._unsent
-        return self._transport_takes
-
-    def _drop_unsent(self) -> None:
-        self._unsent.clear()
-        self._unsent_bytes = 0
+        if self._connected:
+            self._outbox.write(packets)
 
     @property
     def _connected(self) -> bool:
         """Whether written data can still be sent."""
-        transport = self._transport
-        return transport is not None and not self._closing and not transport.is_closing()
+        return not self._closing and self._outbox.connected
 
     # ---- requests ------------------------------------------------------------------------
 
@@ -297,19 +245,19 @@ class Connection(asyncio.Protocol):
                 self.close("it failed to authenticate again")
             return False
         self._look_at_client()
-        if self._unsent and self._flush() and self._unsent:
+        if self._outbox and self._outbox.flush() and self._outbox:
             self._mind_memory()
             return True
         more = self._work_on_requests(until)
         more = self._pump(until) or more
         self._mind_memory()
-        if self._ended and not more and not self._waiting.busy and self._writable:
+        if self._ended and not more and not self._waiting.busy and self._outbox.writable:
             self.close()
-        return (more or bool(self._unsent)) and self._transport_takes and not self._closing
+        return (more or bool(self._outbox)) and self._outbox.transport_takes and not self._closing
 
     def _work_on_requests(self, until: float) -> bool:
         waiting, left = self._waiting, TURN_PACKETS
-        while not self._closing and self._writable:
+        while not self._closing and self._outbox.writable:
             if waiting.has_parts:
                 waiting.send_part()
             elif waiting.busy:
@@ -350,9 +298,7 @@ class Connection(asyncio.Protocol):
         limit = settings.connection_memory
         if not known or self._server.buffers.short:
             limit = min(limit, SMALL)
-        if limit != self._write_limit and self._transport is not None:
-            self._write_limit = limit
-            self._transport.set_write_buffer_limits(high=limit)
+        self._outbox.limit(limit)
         bucket = self.bucket()
         self._may_set_quickly = (  # plain SETs may take the fast path
             bucket is not None
@@ -372,7 +318,7 @@ class Connection(asyncio.Protocol):
             limit = min(limit, SMALL)
         wanted = max(held, awaited)
         room = self._server.buffers.admits(self, wanted)
-        unsent = self._transport.get_write_buffer_size() + self._unsent_bytes
+        unsent = self._outbox.size
         self._server.buffers.hold(self, (wanted if room else held) + unsent)
         if unsent and self._recheck is None:  # the transport does not report when it has sent
             self._recheck = self._loop.call_later(_RECHECK_SECONDS, self._check_memory)
@@ -569,7 +515,7 @@ class Connection(asyncio.Protocol):
         bucket = self.client.bucket
         if bucket is None or bucket.name != given.bucket or not self.client.selected:
             return
-        if self.client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._writable:
+        if self.client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._outbox.writable:
             self._send([given.message(json=self.client.has(Feature.JSON))])
 
     def follow(self, vbucket: int) -> None:
@@ -603,7 +549,7 @@ class Connection(asyncio.Protocol):
 
     def _pump(self, until: float) -> bool:
         """Sends stream data, at least one piece; returns whether there is more."""
-        if not self.streams.has_more or not self._connected or not self._writable:
+        if not self.streams.has_more or not self._connected or not self._outbox.writable:
             return False
         gathered = bytearray()
         try:
@@ -612,7 +558,7 @@ class Connection(asyncio.Protocol):
                 if len(gathered) >= _WRITE_BYTES:
                     self._write(bytes(gathered))
                     gathered.clear()
-                if not self._writable or not self._connected or self._loop.time() >= until:
+                if not self._outbox.writable or not self._connected or self._loop.time() >= until:
                     break
         except StoreError as error:
             logger.error("%s: %s", self.client.peer, error)
@@ -674,11 +620,3 @@ class Connection(asyncio.Protocol):
         opaque = options.keepalive.due(self.now())
         if opaque is not None and self.dialect.negotiates:
             self._send([m.StreamNoop(opaque=opaque)])
-
-
-def _without_value(dialect: Dialect, message: kv.DocumentResponse) -> bytes:
-    """Encodes a response up to its value, which comes last in the packet."""
-    packet = bytearray(dialect.encode(replace(message, value=b"")))
-    length = int.from_bytes(packet[_BODY_LENGTH], "big") + len(message.value)
-    packet[_BODY_LENGTH] = length.to_bytes(4, "big")
-    return bytes(packet)
