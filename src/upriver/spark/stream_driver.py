@@ -185,6 +185,13 @@ class Driver:
                 return previous
             time.sleep(_POLL)
 
+    def prove(self, vbuckets: Iterable[int]) -> None:
+        """Vbuckets whose newest step is known to have been read to its end.
+
+        Who knows that spares the driver a look at what was purged since.
+        """
+        self._proved.update(vbuckets)
+
     def target(self) -> dict[int, int]:
         """What "available now" means now."""
         self.highs = self._patiently(self._survey.high_seqnos)

@@ -58,8 +58,13 @@ def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
     )
 
 
-def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.RecordBatch]:
-    """The rows of some steps of a batch."""
+def read_steps(
+    options: ReadOptions, steps: Sequence[ReadStep], skipped: set[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some steps of a batch.
+
+    Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
+    """
     names = _CollectionNames()
     builder = _builder(options, steps, names)
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
@@ -73,7 +78,7 @@ def read_steps(options: ReadOptions, steps: Sequence[ReadStep]) -> Iterator[pa.R
     elif rollbacks:
         yield builder.rollbacks(rollbacks)
     whole = frozenset(restatement.steps if restatement is not None else ())
-    left: set[int] = set()
+    left: set[int] = set() if skipped is None else skipped
     wanted = {step.vbucket: step for step in steps if step.has_range}
     positions = {vb: _position(step) for vb, step in wanted.items()}
     anew = False

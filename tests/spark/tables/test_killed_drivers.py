@@ -38,7 +38,7 @@ PROGRAM = Path(__file__).with_name("killed_driver.py")
 KILLS = int(os.environ.get("UPRIVER_KILLS", "4"))
 SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
 VBUCKETS = 8
-KEYS = 80
+KEYS = 1000
 #: What a driver can have done last; None is any moment.
 STEPS = (
     *("commit", None, "compaction files", "files", "read", "compaction commit"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +25,22 @@ from .delta_log import DataFile
 from .key_index import NAME_COLUMNS, Hashes, KeyIndex, hashes_of, index_path
 from .storage import Storage
 
-__all__ = ["NewFile", "RowFiles", "cast_rows", "load_index", "read_rows", "rows_of_vbuckets"]
+__all__ = [
+    "NewFile",
+    "RowFiles",
+    "cast_rows",
+    "joined",
+    "load_index",
+    "read_rows",
+    "rows_of_vbuckets",
+]
 
 #: Bytes that a task gathers before it writes them; a task with more has a file for each group.
 MOST_GATHERED: Final = 64 * 1024 * 1024
 #: Columns whose values hardly repeat: a dictionary of them is work for nothing.
 _UNIQUE_COLUMNS: Final = frozenset({"key", "value", "seqno", "cas", "event_time"})
+#: Rows that are worked on at once: what is done for each piece costs more than for its rows.
+_JOINED_ROWS: Final = 8192
 #: Rows that are read at once.
 _READ_ROWS: Final = 64 * 1024
 #: Bytes of indexes of object stores that a worker keeps; those of directories are only mapped.
@@ -48,6 +58,30 @@ class NewFile:
     newest: int | None = None
     #: Rows in it that are gone already, because a later row is of the same document.
     dead: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+
+
+def joined(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer and larger pieces."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += piece.num_rows
+        if count >= _JOINED_ROWS:
+            yield _one(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    columns: list[Any] = [
+        pa.concat_arrays([piece.column(at) for piece in pieces])
+        for at in range(pieces[0].num_columns)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pieces[0].schema)
 
 
 class _OpenFile:

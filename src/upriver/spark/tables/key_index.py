@@ -143,14 +143,25 @@ def hashes_of(rows: pa.RecordBatch | pa.Table, key: bytes) -> Hashes:
 
 def _collections(rows: pa.RecordBatch | pa.Table, key: bytes) -> _Words | np.uint64:
     """A word for the scope and the collection of each row; there are few of them."""
-    table = pa.table({name: rows.column(name) for name in ("scope", "collection")})
-    names = table.group_by(["scope", "collection"]).aggregate([]).to_pylist()
-    words = [_collection_word(one["scope"], one["collection"], key) for one in names]
-    if len(words) <= 1:
-        return np.uint64(words[0] if words else 0)
-    number = {(one["scope"], one["collection"]): w for one, w in zip(names, words, strict=True)}
-    pairs = zip(table["scope"].to_pylist(), table["collection"].to_pylist(), strict=True)
-    return np.array([number[pair] for pair in pairs], np.uint64)
+    scopes, scope_of = _numbered(rows.column("scope"))
+    collections, collection_of = _numbered(rows.column("collection"))
+    if not scopes or not collections:
+        return np.uint64(0)
+    if len(scopes) == len(collections) == 1:
+        return np.uint64(_collection_word(scopes[0], collections[0], key))
+    pairs, pair_of = np.unique(scope_of * len(collections) + collection_of, return_inverse=True)
+    words = []
+    for pair in pairs.tolist():
+        scope, collection = divmod(pair, len(collections))
+        words.append(_collection_word(scopes[scope], collections[collection], key))
+    return np.array(words, np.uint64)[pair_of]
+
+
+def _numbered(column: Any) -> tuple[list[str | None], npt.NDArray[np.int64]]:
+    """The different texts of a column, and for each row which of them it is."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole.dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
 
 @lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ from .data_files import (
     NewFile,
     RowFiles,
     cast_rows,
+    joined,
     load_index,
     read_rows,
     rows_of_vbuckets,
@@ -67,6 +68,8 @@ class Outcome:
     letters: list[NewFile] = field(default_factory=list)
     #: Changes that were read.
     changes: int = 0
+    #: Vbuckets that were not read to their end, because their branch is gone.
+    skipped: set[int] = field(default_factory=set)
 
     @property
     def bytes(self) -> int:
@@ -91,7 +94,7 @@ class Append:
     def run(self) -> Outcome:
         done = Outcome()
         with RowFiles(self.storage, change_schema(self.options)) as files:
-            for rows in read_steps(self.options, self.steps):
+            for rows in joined(read_steps(self.options, self.steps, done.skipped)):
                 number = pa.repeat(pa.scalar(self.batch, pa.int64()), rows.num_rows)
                 files.add(rows.append_column(BATCH_COLUMN, number))
                 done.changes += rows.num_rows
@@ -139,7 +142,8 @@ class Merge:
                 raise UpriverError(f"{VERSION_GONE}: {problem}") from problem
             letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
             stack.enter_context(letters)
-            for changes in read_steps(self.shape.read_options(self.options), self.steps):
+            options = self.shape.read_options(self.options)
+            for changes in joined(read_steps(options, self.steps, done.skipped)):
                 done.changes += changes.num_rows
                 told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
                 if not told.num_rows:

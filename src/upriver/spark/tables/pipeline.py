@@ -181,6 +181,8 @@ class BatchLoop:
         read = time.monotonic()
         self._tables.commit_batch(outcomes, end, self._lease, self._executors)
         committed = time.monotonic()
+        skipped = {vbucket for one in outcomes for vbucket in one.skipped}
+        self._driver.prove({step.vbucket for step in steps} - skipped)
         self._meter.shown = end
         self._care()
         self._record(before, end, steps, outcomes, began, read, committed)
