@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ..errors import Status, StoreClosed, StoreDamaged, StoreRefusal
+from ..errors import Status, StoreClosed, StoreDamaged, StoreError, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import canonical
 from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
 from ..wire.prepares import is_hidden
-from . import consistency_check, rollback
+from . import consistency_check, document_versions, rollback
 from .background_tasks import Maintenance
 from .bucket_data import Core, Listener
 from .bucket_settings import BucketSettings, SyncMode
@@ -179,6 +180,32 @@ class Bucket:
         if raw is None:
             raise StoreRefusal(Status.NOT_FOUND, f"there is no document {key_name(key)}")
         return StoredRecord.load(raw)
+
+    def versions(self, vbucket: int, key: bytes, most: int) -> list[CanonicalChange]:
+        """Returns up to ``most`` versions of a document, newest first, deletions included.
+
+        ``key`` begins with its collection id. Older versions are kept for rollbacks, as long as
+        the settings ``history_age`` and ``history_bytes`` allow.
+        """
+        self._vbucket(vbucket)
+        check_key(self._core.collections, key)
+        try:
+            found = document_versions.versions(self._core.engine, vbucket, key)
+            return list(islice(found, most))
+        except StoreError:
+            raise
+        except Exception as error:
+            raise translate(error, self._core.path) from error
+
+    def next_cas(self, vbucket: int, seqno: int) -> int | None:
+        """Returns the CAS of the first change after a seqno; None if there is none."""
+        self._vbucket(vbucket)
+        try:
+            return document_versions.next_cas(self._core.engine, vbucket, seqno)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise translate(error, self._core.path) from error
 
     def open_reader(self, vbucket: int, start_seqno: int = 0) -> Backfill:
         """Opens a backfill of the changes above ``start_seqno``. The caller must close it."""

@@ -73,7 +73,7 @@ def _undo(group: Group, vbucket: int, seqno: int) -> None:
         while newer:
             entry = group.engine.history.get(seqno_key(vbucket, frame_seqno(newer.pop())))
             progress.history_bytes -= len(entry or b"")
-            for version in _versions(entry or b""):
+            for version in versions_in(entry or b""):
                 if frame_seqno(version) > seqno:
                     newer.append(version)
                 else:
@@ -87,7 +87,7 @@ def _undo(group: Group, vbucket: int, seqno: int) -> None:
     progress.hidden = _hidden_at(group, vbucket, seqno, restored)
 
 
-def _versions(entry: bytes) -> list[bytes]:
+def versions_in(entry: bytes) -> list[bytes]:
     """Returns what a change replaced: a version of its document, a prepare, or both."""
     found, at = [], _TIME_SIZE
     while at < len(entry):
@@ -99,7 +99,7 @@ def _versions(entry: bytes) -> list[bytes]:
 
 def committed_seqno(entry: bytes) -> int | None:
     """Returns the seqno of the prepare in a history entry; None if its change was no commit."""
-    last = _versions(entry)[-1:]
+    last = versions_in(entry)[-1:]
     return next((frame_seqno(one) for one in last if prepares.is_prepare(one)), None)
 
 
