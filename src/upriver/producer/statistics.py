@@ -45,6 +45,7 @@ class StreamView:
     stream_id: int | None
     opaque: int
     state: str
+    #: The last seqno that was sent.
     position: int
     end: int
     messages_sent: int
@@ -133,7 +134,7 @@ def _stream_view(stream: ActiveStream) -> StreamView:
         stream_id=stream.stream_id,
         opaque=stream.opaque,
         state=stream.state.name.lower(),
-        position=stream.position,
+        position=stream.last_sent,
         end=stream.end,
         messages_sent=stream.messages_sent,
         bytes_sent=stream.bytes_sent,

@@ -87,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._recheck: asyncio.TimerHandle | None = None
         #: When the client must have authenticated; while closing, when the connection is aborted.
         self._deadline = self.now() + server.settings.authentication_time
+        #: When the oldest data arrived that is not handled yet.
+        self.received_at = self.now()
         self.client = ClientInfo(peer="")
         self.streams = StreamCommands(
             self.client,
@@ -145,6 +147,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.client.options is not None:
             self.client.options.keepalive.heard(self.now())
+        if not self._inbox.held:
+            self.received_at = self.now()
         self._inbox.add(data)
         self._server.turns.work_now(self)
         self._mind_memory()

@@ -59,6 +59,8 @@ class _Owner(Protocol):
     """What this class needs of its connection."""
 
     client: ClientInfo
+    #: When the oldest data arrived that is not handled yet.
+    received_at: float
 
     @property
     def dialect(self) -> Dialect: ...
@@ -88,8 +90,9 @@ class DeferredResponses:
         #: Collected writes that are not submitted yet, and how to answer each: by a function, or
         #: from the packet of a plain SET.
         self._writes: list[tuple[Change, _Respond | bytes]] = []
-        #: Bytes of their packets.
+        #: Bytes of their packets, and when the first of them arrived.
         self._size = 0
+        self._arrived = 0.0
 
     @property
     def has_writes(self) -> bool:
@@ -120,6 +123,8 @@ class DeferredResponses:
 
     def gather(self, change: Change, respond: _Respond | bytes, size: int) -> None:
         """Collects a write, whose packet has that size, for the next group."""
+        if not self._writes:
+            self._arrived = self._owner.received_at
         self._writes.append((change, respond))
         self._size += size
         if len(self._writes) >= _BATCH or self._size >= _BATCH_BYTES:
@@ -136,10 +141,18 @@ class DeferredResponses:
         except StoreError as error:
             self._owner.close(str(error))
             return
-        self._when_done(future, lambda done: self._committed(writes, done))
+        arrived = self._arrived
+        self._when_done(future, lambda done: self._committed(writes, arrived, done))
+
+    def _answered(self, arrived: float, count: int = 1) -> None:
+        """Counts the latency of requests that are answered now."""
+        self._server.traffic.request_seconds.add(self._owner.now() - arrived, count)
 
     def _committed(
-        self, writes: list[tuple[Change, _Respond | bytes]], future: Future[list[Outcome]]
+        self,
+        writes: list[tuple[Change, _Respond | bytes]],
+        arrived: float,
+        future: Future[list[Outcome]],
     ) -> None:
         """Answers a group of writes, each by its outcome, or all by the error of the group."""
         outcomes: _Outcomes
@@ -150,6 +163,7 @@ class DeferredResponses:
         except Exception:  # an internal error fails these writes, not the connection
             logger.exception("a group of %d writes failed", len(writes))
             outcomes = [StoreError("the write failed")] * len(writes)
+        self._answered(arrived, len(writes))
         self._send_in_parts(self._written(writes, outcomes))
 
     def _written(
@@ -265,7 +279,10 @@ class DeferredResponses:
         """Sends the result of a key-value command, now or when it is available."""
         if isinstance(answer, Now):
             self._owner.reply(*answer.responses)
+            self._answered(self._owner.received_at)
         elif isinstance(answer, Write):
+            if not self._writes:
+                self._arrived = self._owner.received_at
             self._writes.append((answer.change, answer.respond))
         elif isinstance(answer, Later):
             self._poll(answer, _FIRST_PAUSE)
@@ -277,7 +294,7 @@ class DeferredResponses:
 
     def _send_from_thread(self, answer: Blocking, *, is_write: bool) -> None:
         """Makes and encodes a response in a thread: copying a large document takes a while."""
-        encode = self._owner.dialect.encode
+        encode, arrived = self._owner.dialect.encode, self._owner.received_at
 
         def call() -> list[bytes]:
             return [encode(response) for response in answer.call()]
@@ -286,6 +303,7 @@ class DeferredResponses:
             if not is_write or self._may_acknowledge():
                 for packet in done.result():
                     self._owner.send(packet)
+                self._answered(arrived)
 
         future = self._in_thread(answer, call)
         if future is not None:
@@ -352,10 +370,12 @@ class DeferredResponses:
 
     def _await(self, future: Future[Any], respond: _Respond, *, is_write: bool = False) -> None:
         """Responds with the result of a future."""
+        arrived = self._owner.received_at
 
         def answer(done: Future[Any]) -> None:
             if not is_write or self._may_acknowledge():
                 self._owner.reply(*respond(done.result()))
+                self._answered(arrived)
 
         self._when_done(future, answer)
 

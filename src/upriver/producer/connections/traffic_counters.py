@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from .latency_histogram import LatencyHistogram
+
 __all__ = ["RollbackCount", "Traffic"]
 
 #: Rollbacks that are remembered: about as many as a failover of many vbuckets causes.
@@ -30,7 +32,16 @@ class RollbackCount:
 class Traffic:
     """Counters that only grow. Any thread may read them."""
 
-    __slots__ = ("messages", "reads", "rollbacks", "rolled_back", "started", "streamed_bytes")
+    __slots__ = (
+        "delivery_seconds",
+        "messages",
+        "reads",
+        "request_seconds",
+        "rollbacks",
+        "rolled_back",
+        "started",
+        "streamed_bytes",
+    )
 
     def __init__(self) -> None:
         self.started = time.time()
@@ -42,10 +53,19 @@ class Traffic:
         self.rollbacks = 0
         #: The latest rollbacks.
         self.rolled_back: deque[RollbackCount] = deque(maxlen=_REMEMBERED)
+        #: From the arrival of a document request to its response.
+        self.request_seconds = LatencyHistogram()
+        #: From a write, by the time in its CAS, to the moment when a stream that has caught up
+        #: sends it. Counted once per chunk of changes, for the oldest of them.
+        self.delivery_seconds = LatencyHistogram()
 
     def streamed(self, messages: int, size: int) -> None:
         self.messages += messages
         self.streamed_bytes += size
+
+    def delivered(self, cas: int) -> None:
+        """Counts that a change with this CAS is sent to a consumer."""
+        self.delivery_seconds.add(time.time() - cas / 1e9)
 
     def sent_back(self, connection: str, bucket: str, vbucket: int, seqno: int) -> None:
         self.rollbacks += 1

@@ -9,6 +9,7 @@ as many packets as the flow-control window allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -78,6 +79,9 @@ class ActiveStream:
         self._handed_over = 0
         self.messages_sent = 0
         self.bytes_sent = 0
+        #: The CAS of the oldest change of the chunk that is sent next; 0 once it is sent, and for
+        #: changes from before the stream caught up.
+        self.oldest_cas = 0
         #: Bytes of stored changes that were read, sent or not.
         self.bytes_scanned = 0
         #: Whether the last `take` did work but returned nothing: later changes may have to be sent.
@@ -108,6 +112,9 @@ class ActiveStream:
         self._backfill: Backfill | None = None
         self._ahead: VisibleEnd | None = None
         self._chunk = CHUNK
+        #: The seqno before the packets that are pending, and how many bytes these were at first.
+        self._pending_after = accepted.start
+        self._pending_bytes = 0
         self._first_snapshot = True
         self._first_in_memory = True
         self._last_visible = 0
@@ -141,6 +148,15 @@ class ActiveStream:
         """The seqno up to which the consumer can have received the vbucket from this stream."""
         return max(self.position, self._handed_over)
 
+    @property
+    def last_sent(self) -> int:
+        """The last seqno that was sent; an estimate while a chunk is partly sent."""
+        left = len(self._pending)
+        if not left or not self._pending_bytes:
+            return self.sent_until
+        unsent = (self.sent_until - self._pending_after) * left / self._pending_bytes
+        return self.sent_until - math.ceil(unsent)
+
     def take(self, window: SendWindow) -> memoryview:
         """Returns the next packets that the window allows, after one bounded step of work.
 
@@ -154,11 +170,13 @@ class ActiveStream:
             # Every stream of the connection keeps the packets that do not fit into the window, so a
             # chunk is not larger than the window.
             self._chunk = min(CHUNK, window.size or CHUNK)
+            self._pending_after = self.sent_until
             packets = self._step()
             if self._output.sync_writes is not None:
                 window.sent(self._output.sync_writes.take_surplus())
             self.unfinished = packets is not None
             self._pending = memoryview(packets or b"")
+            self._pending_bytes = len(self._pending)
         cut = _within(self._pending, window)
         taken, self._pending = self._pending[:cut], self._pending[cut:]
         window.sent(cut)
@@ -402,6 +420,8 @@ class ActiveStream:
 
     def _changes(self, chunk: FrameChunk) -> StoredChanges:
         changes = self._shaped(chunk)
+        if changes.count and self.state is State.IN_MEMORY:
+            self.oldest_cas = int.from_bytes(chunk.frames[16:24])
         self.bytes_scanned += len(chunk.frames)
         self.messages_sent += changes.count
         self._handed_over = chunk.last_seqno

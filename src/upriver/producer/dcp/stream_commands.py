@@ -371,6 +371,9 @@ class StreamCommands:
             taken = stream.take(window)
             self._traffic.streamed(stream.messages_sent - messages, len(taken))
             self.bytes_sent += len(taken)
+            if taken and stream.oldest_cas:
+                self._traffic.delivered(stream.oldest_cas)
+                stream.oldest_cas = 0
             scanned += max(stream.bytes_scanned - looked_at, _STEP_BYTES)
             if taken or stream.unfinished:
                 self._ready.rotate(-1)
