@@ -231,7 +231,7 @@ def main() -> None:
         feed = ProducerFeed(producer.producer)
         with (
             Collector(feed.sample) as collector,
-            DashboardServer(collector, feed.vbucket, port=0) as page,
+            DashboardServer(collector, feed, port=0) as page,
             quiet_children(Path(scratch) / "spark.log"),
         ):
             demo.say(f"watch it at [bold]{page.url}[/]")

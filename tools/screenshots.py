@@ -22,6 +22,7 @@ from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.consumer import Consumer
@@ -38,6 +39,9 @@ from upriver.wire.dialects import Dcp
 
 VBUCKETS = 1024
 SECONDS = 60
+#: The document whose versions are shown; its vbucket stays active.
+DOCUMENT = b"user::7"
+assert vbucket_of(DOCUMENT, VBUCKETS) < 768
 PICTURES = {
     "dashboard-light": (1280, 900, "light", "state"),
     "dashboard-dark": (1280, 900, "dark", "lag"),
@@ -68,7 +72,7 @@ def read(producer: TemporaryProducer, stopped: threading.Event) -> None:
             key = b"user::%d" % random.randrange(40_000)
             link.sendall(dialect.encode(kv.Get(key=key, vbucket=vbucket_of(key, VBUCKETS))))
             head = link.recv(24, socket.MSG_WAITALL)
-            link.recv(int.from_bytes(head[8:12], "big"), socket.MSG_WAITALL)
+            link.recv(int.from_bytes(head[8:12]), socket.MSG_WAITALL)
 
 
 def follow(producer: TemporaryProducer, stopped: threading.Event, name: str, slow: bool) -> None:
@@ -127,6 +131,7 @@ def take(url: str, directory: Path) -> None:
             driver.find_element(By.CSS_SELECTOR, '[data-vbucket="300"]').click()
             radio = driver.find_element(By.CSS_SELECTOR, f"input[value={colour}]")
             driver.execute_script("arguments[0].click()", radio)
+            driver.find_element(By.ID, "document-key").send_keys(DOCUMENT.decode(), Keys.ENTER)
             time.sleep(1.5)
             driver.execute_script("scrollTo(0, 0)")
             whole = driver.execute_script("return document.documentElement.scrollHeight")
@@ -156,10 +161,21 @@ def main() -> None:
             producer.set_state(vbucket, VBucketState.PENDING)
         for vbucket in range(1000, 1024):
             producer.set_state(vbucket, VBucketState.DEAD)
+        shop = producer.bucket.create_scope("shop")
+        for number, name in enumerate(("orders", "customers", "carts")):
+            collection = producer.bucket.create_collection(shop.id, name)
+            producer.bucket.write_many(
+                [
+                    SetDocument(key % 768, document_key(b"%d" % key, collection.id), b"{}")
+                    for key in range(900 * (number + 1))
+                ]
+            )
+        for total in range(3):
+            producer.write(DOCUMENT, b'{"name": "Ann", "orders": %d}' % total)
         feed = ProducerFeed(producer.producer)
         file = ProgressFile(scratch / "progress.jsonl", "orders")
         collector = stack.enter_context(Collector(feed.sample, [file.sample]))
-        page = stack.enter_context(DashboardServer(collector, feed.vbucket, port=0))
+        page = stack.enter_context(DashboardServer(collector, feed, port=0))
         threads = [
             threading.Thread(target=write, args=(producer, stopped)),
             threading.Thread(target=read, args=(producer, stopped)),

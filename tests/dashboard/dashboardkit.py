@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figures import Document, PipelineFigures, ServerFigures, checked
+from upriver.dashboard.figure_check import checked
+from upriver.dashboard.figures import Document, PipelineFigures, ServerFigures
 from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
 
@@ -82,7 +83,7 @@ def watched(
     feed = ProducerFeed(producer.producer)
     with (
         Collector(feed.sample, pipelines, interval=INTERVAL) as collector,
-        DashboardServer(collector, feed.vbucket, port=0) as page,
+        DashboardServer(collector, feed, port=0) as page,
     ):
         seen(page.url)
         yield page.url

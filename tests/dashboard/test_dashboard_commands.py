@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dashboardkit import PATIENCE, ask, seen
+from dashboardkit import PATIENCE, ask, seen, watched
 
 from upriver.cli.dashboard import dashboard
 from upriver.cli.main import cli
 from upriver.errors import ConfigError
+from upriver.testing import TemporaryProducer
 
 SERVE = "from upriver.cli.main import main; main()"
 DASHBOARD = "from upriver.cli.dashboard import dashboard; dashboard()"
@@ -127,3 +129,23 @@ def test_the_port_may_be_left_out_or_must_be_one() -> None:
     # without a number the next option is not taken for one
     left_out = CliRunner().invoke(cli, ["serve", "--dashboard", "--vbuckets", "0"])
     assert "Invalid value for '--vbuckets'" in left_out.output
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_alerts_and_the_metrics(tmp_path: Path) -> None:
+    rules = tmp_path / "upriver-alerts.yml"
+    printed = CliRunner().invoke(cli, ["dashboard", "--export", "alerts"])
+    rules.write_text(printed.output)
+    checked = subprocess.run(
+        ["promtool", "check", "rules", rules], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "10 rules found" in checked.stdout
+    with TemporaryProducer(vbuckets=2) as producer, watched(producer) as url:
+        linted = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=ask(url, "/metrics").body,
+            capture_output=True,
+            check=False,
+        )
+    assert linted.returncode == 0, linted.stdout + linted.stderr

@@ -2,122 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dashboardkit import PATIENCE, watched
+from browserkit import Browser, started_browser
+from dashboardkit import PATIENCE, eventually, watched
+from selenium.webdriver.common.keys import Keys
+from talk import Talk
 
+from upriver import __version__
+from upriver.cli.dashboard_feed import ProducerFeed
 from upriver.consumer import Consumer
+from upriver.consumer.transport.connection_string import Source
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
 from upriver.model import VBucketState
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
 from upriver.spark.tables.progress import LocalProgress, ProgressBook
+from upriver.store import DeleteDocument, SetDocument, document_key
 from upriver.testing import TemporaryProducer
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-CHROMEDRIVER = shutil.which("chromedriver")
-if CHROMIUM is None or CHROMEDRIVER is None:
-    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
-pytest.importorskip("selenium", reason="selenium is not installed")
-
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
+from upriver.wire import kv
 
 VBUCKETS = 256
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-class Browser:
-    """A page that is open, and what a person would do with it."""
-
-    def __init__(self, driver: webdriver.Chrome) -> None:
-        self.driver = driver
-
-    def open(self, url: str, width: int = 1280, height: int = 900, theme: str = "light") -> None:
-        self.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
-        )
-        self.driver.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": theme}]},
-        )
-        self.driver.get(url)
-        self.driver.execute_script("localStorage.clear()")
-        self._log("browser")
-        self._log("performance")
-        self.driver.get(url)
-        self.until("return document.getElementById('status').textContent === 'live'")
-
-    def _log(self, kind: str) -> Any:
-        driver: Any = self.driver  # this method of Selenium has no types
-        return driver.get_log(kind)
-
-    def until(self, script: str, *arguments: object) -> Any:
-        """What a script returns, as soon as that is something."""
-        deadline = time.monotonic() + PATIENCE
-        while not (found := self.driver.execute_script(script, *arguments)):
-            assert time.monotonic() < deadline, f"{script} never came true"
-            time.sleep(0.02)
-        return found
-
-    def run(self, script: str, *arguments: object) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def one(self, selector: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def cell(self, vbucket: int) -> WebElement:
-        return self.one(f'[data-vbucket="{vbucket}"]')
-
-    def text(self, selector: str) -> str:
-        return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
-
-    def until_text(self, selector: str, wanted: str) -> None:
-        script = "return document.querySelector(arguments[0]).innerText.includes(arguments[1])"
-        self.until(script, selector, wanted)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.driver.switch_to.active_element.send_keys(key)
-
-    def focused(self) -> str | None:
-        return self.driver.switch_to.active_element.get_attribute("data-vbucket")
-
-    def complaints(self) -> list[str]:
-        """What the console said, and each request that went elsewhere."""
-        said = [entry["message"] for entry in self._log("browser")]
-        host = self.run("return location.host")
-        for entry in self._log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                address = message["params"]["request"]["url"]
-                if not address.startswith((f"http://{host}/", "data:")):
-                    said.append(f"asked {address}")
-        return said
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
-    driver.set_page_load_timeout(PATIENCE)
-    try:
-        yield Browser(driver)
-    finally:
-        driver.quit()
+    with started_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -474,3 +392,206 @@ def test_assistive_technology_finds_names_and_roles(browser: Browser, url: str) 
         browser.run("return document.querySelectorAll('[role=row] > :not([role=gridcell])').length")
         == 0
     )
+
+
+# ---- what is going on --------------------------------------------------------------------
+
+
+def shown_now(browser: Browser, title: str) -> str:
+    """What a chart shows as the latest figure."""
+    script = """
+      for (const chart of document.querySelectorAll(".chart")) {
+        if (chart.querySelector("h2").textContent === arguments[0]) {
+          return chart.querySelector(".now").innerText;
+        }
+      }
+    """
+    return str(browser.run(script, title))
+
+
+def test_the_header_names_bucket_address_and_version(
+    browser: Browser, producer: TemporaryProducer, url: str
+) -> None:
+    browser.open(url)
+    browser.until_text("#address", f"couchbase://127.0.0.1:{producer.port}/default")
+    browser.until_text("h1", f"upriver {__version__}")
+
+
+def test_charts_have_a_time_axis_and_reach_back_an_hour(browser: Browser, url: str) -> None:
+    browser.open(url)
+    labels = "return [...document.querySelectorAll('.chart .axis span')].map((e) => e.textContent)"
+    named = browser.until(f"{labels.replace('return', 'const all =')}; return all.length && all")
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", label) for label in named)
+    browser.one("input[name=range][value='3600']").send_keys(Keys.SPACE)
+    browser.until(
+        f"{labels.replace('return', 'const all =')};"
+        "return all.length && all.every((text) => /^\\d\\d:\\d\\d$/.test(text))"
+    )
+    browser.until("return document.querySelector('.curve').getAttribute('d').startsWith('M')")
+    assert browser.complaints() == []
+
+
+def test_lag_is_shown_by_reader_and_pipeline_in_changes_and_in_seconds(
+    browser: Browser, tmp_path: Path
+) -> None:
+    finish_batch(tmp_path / "progress.jsonl", 7)
+    with TemporaryProducer(vbuckets=2) as producer:
+        for number in range(400):
+            producer.write(b"%d" % number, b"v" * 1000, vbucket=0)
+        # a reader that takes no more than its window
+        with (
+            Consumer(producer.source, name="slow", buffer=64 * 1024) as consumer,
+            watched(producer, [ProgressFile(tmp_path / "progress.jsonl", "orders").sample]) as url,
+        ):
+            next(iter(consumer))
+            browser.open(url)
+            browser.until_text("#lags-card .legend", "orders (pipeline): 7")
+            legend = "return document.querySelector('#lags-card .legend').innerText"
+            behind = "const found = document.querySelector('#lags-card .legend').innerText"
+            browser.until(f"{behind}.match(/slow: ([1-9]\\d*)/); return found && found[1]")
+            changes = int(re.search(r"slow: (\d+)", browser.run(legend))[1])  # type: ignore[index]
+            assert 100 < changes < 400
+            assert browser.run("return document.querySelectorAll('#lags-card .curve').length") == 2
+            browser.one("input[name=lag-unit][value=seconds]").send_keys(Keys.SPACE)
+            browser.until(f"{behind}; return /slow: [\\d.]+ (ms|s)/.test(found)")
+            # the list of connections has both
+            browser.until_text("#connections", f"{changes}, ")
+
+
+def test_latencies_are_percentiles_of_requests_and_of_deliveries(browser: Browser) -> None:
+    with TemporaryProducer(vbuckets=2) as producer, watched(producer) as url:
+        browser.open(url)
+        browser.until_text("#charts", "no request")
+        browser.until_text("#charts", "no delivery")
+        folded = "return document.querySelectorAll('.chart.folded').length"
+        assert browser.run(folded) == 2
+        with (
+            Talk(Source.parse(producer.source)) as talk,
+            Consumer(producer.source, name="live") as consumer,
+        ):
+            changes = iter(consumer)
+            for number in range(20):
+                talk.ask(kv.Set(key=b"%d" % number, value=b"v", vbucket=1))
+                talk.ask(kv.Get(key=b"%d" % number, vbucket=1))
+                next(changes)
+            browser.until(f"{folded} === 0")
+            for title in ("Requests", "Write to delivery"):
+                assert re.fullmatch(r"[\d.]+ m?s p99, p50 [\d.]+ m?s", shown_now(browser, title)), (
+                    title
+                )
+
+
+def test_memory_processor_and_disk_are_shown(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.until("return document.querySelectorAll('.curve').length >= 8")
+    assert re.fullmatch(r"[\d.]+ [MG]iB", shown_now(browser, "Memory"))
+    assert re.fullmatch(r"[\d.]+%", shown_now(browser, "Processor"))
+    assert re.fullmatch(r"[\d.]+ [KMG]iB", shown_now(browser, "Disk"))
+    browser.until_text("#totals", "Disk free")
+
+
+def test_collections_are_listed_with_their_counts(browser: Browser) -> None:
+    with TemporaryProducer(vbuckets=4) as producer, watched(producer) as url:
+        scope = producer.bucket.create_scope("shop")
+        orders = producer.bucket.create_collection(scope.id, "orders")
+        for number in range(12):
+            key = document_key(b"%d" % number, orders.id)
+            producer.bucket.write(SetDocument(number % 4, key, b"{}"))
+        producer.write(b"k", b"v", vbucket=1)
+        browser.open(url)
+        browser.until("return document.querySelectorAll('#collections tr').length === 2")
+        browser.until_text("#collections", "shop\torders\t12")
+        browser.until_text("#collections", "_default\t_default\t1")
+        producer.bucket.write(DeleteDocument(0, document_key(b"0", orders.id)))
+        browser.until_text("#collections", "shop\torders\t11")
+
+
+def test_a_document_is_shown_with_its_versions(browser: Browser) -> None:
+    with TemporaryProducer(vbuckets=4) as producer, watched(producer) as url:
+        for value in (b'{"total": 1}', HOSTILE.encode(), b'{"total": 3}'):
+            producer.write(b"order:1", value)
+        browser.open(url)
+        browser.one("#document-key").send_keys("order:1", Keys.ENTER)
+        browser.until("return document.querySelectorAll('#versions > li').length === 3")
+        assert '"total": 3' in browser.text("#versions")
+        browser.run("document.querySelectorAll('#versions details').forEach((e) => e.open = true)")
+        assert HOSTILE in browser.text("#versions")
+        assert browser.run("return document.querySelectorAll('img').length") == 1
+        producer.delete(b"order:1")
+        browser.one("#document-key").send_keys(Keys.ENTER)
+        browser.until_text("#versions", "deletion, newest")
+        browser.one("#document-key").send_keys("23", Keys.ENTER)
+        browser.until_text("#document-note", "there is no document with this key")
+        assert browser.run("return document.querySelectorAll('#versions > li').length") == 0
+
+
+def test_panels_with_nothing_to_show_fold_and_say_why(browser: Browser) -> None:
+    with TemporaryProducer(vbuckets=4) as producer, watched(producer) as url:
+        browser.open(url)
+        for card, reason in (
+            ("connections-card", "nobody is connected"),
+            ("events-card", "no failover, rollback or change of state"),
+            ("collections-card", "only the default one"),
+            ("lags-card", "nobody reads changes"),
+        ):
+            browser.until_text(f"#{card}", reason)
+            assert browser.run(f"return document.getElementById('{card}').offsetHeight") < 100
+        producer.write(b"k", b"v", vbucket=1)
+        producer.write(b"l", b"v", vbucket=1)
+        producer.fail_over(1, 1)
+        browser.until_text("#events", "failover")
+        assert browser.one("#events").is_displayed()
+
+
+def test_a_fault_is_told_in_words(browser: Browser) -> None:
+    def fails() -> None:
+        raise KeyError("vbuckets")
+
+    with (
+        Collector(fails, interval=0.05) as collector,  # type: ignore[arg-type]
+        DashboardServer(collector, port=0) as page,
+    ):
+        browser.driver.get(page.url)
+        browser.until_text("#status", "the figures cannot be read; the log says why")
+        assert "KeyError" not in browser.text("body")
+        eventually(lambda: collector.latest.document["problem"])
+
+
+def test_viewers_sign_in_where_the_server_has_users(browser: Browser, tmp_path: Path) -> None:
+    users = Users()
+    users.add("ann", "secret", Grant(Role.READ_DATA, "default"), iterations=4096)
+    users.add("bob", "secret", Grant(Role.READ_STREAM, "default"), iterations=4096)
+    users.save(tmp_path / "users.json")
+    settings = ServerSettings(users=tmp_path / "users.json")
+
+    def sign_in(user: str, password: str) -> None:
+        browser.until("return document.getElementById('sign-in').checkVisibility()")
+        for field, text in (("user", user), ("password", password)):
+            browser.one(f"#sign-in-{field}").clear()
+            browser.one(f"#sign-in-{field}").send_keys(text)
+        browser.one("#sign-in button").click()
+
+    def look_up() -> None:
+        browser.until_text("#status", "live")
+        browser.until("return document.getElementById('document-key').checkVisibility()")
+        browser.one("#document-key").send_keys("k", Keys.ENTER)
+
+    with TemporaryProducer(vbuckets=4, settings=settings) as producer:
+        producer.write(b"k", b'"the value"')
+        feed = ProducerFeed(producer.producer)
+        with (
+            Collector(feed.sample, interval=0.05) as collector,
+            DashboardServer(collector, feed, port=0) as page,
+        ):
+            browser.driver.get(page.url)
+            sign_in("ann", "wrong")
+            browser.until_text("#sign-in-note", "the name or the password is wrong")
+            assert not browser.one("#main").is_displayed()
+            sign_in("ann", "secret")
+            look_up()
+            browser.until_text("#versions", "the value")
+            assert browser.run("return document.cookie") == ""  # no script can read it
+            browser.one("#sign-out").click()
+            sign_in("bob", "secret")
+            look_up()
+            browser.until_text("#document-note", "user bob has no role read_data")

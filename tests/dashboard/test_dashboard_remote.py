@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figures import Document, checked
+from upriver.dashboard.figure_check import checked
+from upriver.dashboard.figures import Document
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.remote import RemoteServer
 from upriver.errors import ConfigError, UpriverError
@@ -29,7 +30,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
             server = RemoteServer(there)
             with (
                 Collector(server.sample, interval=0.05) as collector,
-                DashboardServer(collector, server.vbucket, port=0) as page,
+                DashboardServer(collector, server, port=0) as page,
             ):
                 assert seen(page.url)["changes"] == {"default": 0}
                 producer.write(b"k", b"v", vbucket=5)
@@ -43,7 +44,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
         # the other has gone: what was seen last stays, with what is wrong now
         with (
             Collector(server.sample, interval=0.05) as collector,
-            DashboardServer(collector, server.vbucket, port=0) as page,
+            DashboardServer(collector, server, port=0) as page,
         ):
             eventually(lambda: "cannot be reached" in str(collector.latest.document["problem"]))
             assert ask(page.url, "/health").status == 503
@@ -85,10 +86,10 @@ def answering(status: int, body: bytes) -> Iterator[RemoteServer]:
         (200, b"<html>", "does not answer with JSON"),
         (200, b"[" * 200_000, "does not answer with JSON"),
         (200, b"[]", "figures of another version"),
-        (200, b'{"format": 2}', "figures of another version"),
-        (200, b'{"format": 1, "server": null}', "dashboard without a server"),
-        (200, b'{"format": 1, "server": {}}', "cannot be used: ServerFigures has no"),
-        (200, b'{"format": 1, "server": []}', "cannot be used: ServerFigures is not an object"),
+        (200, b'{"format": 1}', "figures of another version"),
+        (200, b'{"format": 2, "server": null}', "dashboard without a server"),
+        (200, b'{"format": 2, "server": {}}', "cannot be used: ServerFigures has no"),
+        (200, b'{"format": 2, "server": []}', "cannot be used: ServerFigures is not an object"),
     ],
 )
 def test_answers_that_are_no_figures_are_clear_errors(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -17,6 +19,10 @@ __all__ = ["PAGE_PORTS", "PagePort", "dashboard"]
 #: The default ports, of which the first free one is used. Couchbase and its tools use none of them,
 #: and several servers and dashboards can run on one machine.
 PAGE_PORTS: Final = range(8180, 8200)
+
+
+#: The files that --export prints.
+_EXPORTS: Final = {"grafana": "grafana.json", "alerts": "alerts.yml"}
 
 
 class PagePort(click.IntRange):
@@ -43,7 +49,7 @@ class PagePort(click.IntRange):
 
 
 @click.command()
-@click.argument("watched", metavar="TABLE|URL...", nargs=-1, required=True)
+@click.argument("watched", metavar="TABLE|URL...", nargs=-1)
 @click.option(
     "--port",
     type=PagePort(),
@@ -55,9 +61,21 @@ class PagePort(click.IntRange):
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on. The page has no authentication.",
+    help="The address to listen on. This page asks nobody for a password.",
 )
-def dashboard(watched: tuple[str, ...], port: Sequence[int], host: str) -> None:
+@click.option(
+    "--user",
+    default="",
+    help="The user of the server at URL, if it has users. The password is in UPRIVER_PASSWORD.",
+)
+@click.option(
+    "--export",
+    type=click.Choice(list(_EXPORTS)),
+    help="Print a dashboard for Grafana or alert rules for Prometheus, and exit.",
+)
+def dashboard(
+    watched: tuple[str, ...], port: Sequence[int], host: str, user: str, export: str | None
+) -> None:
     """Show how pipelines and a server are doing, on a page and as metrics for Prometheus.
 
     TABLE is a change log or mirror; its pipeline may run anywhere that sees the same directory.
@@ -67,7 +85,13 @@ def dashboard(watched: tuple[str, ...], port: Sequence[int], host: str) -> None:
     Examples:
       upriver dashboard ./orders
       upriver dashboard ./orders http://127.0.0.1:8180
+      upriver dashboard --export alerts > upriver-alerts.yml
     """
+    if export is not None:
+        click.echo((files("upriver.dashboard") / _EXPORTS[export]).read_text(), nl=False)
+        return
+    if not watched:
+        raise click.UsageError("give TABLE or URL, or --export grafana or alerts")
     # Imported late: only this command needs them.
     from ..dashboard.collector import Collector
     from ..dashboard.httpd import DashboardServer
@@ -75,7 +99,12 @@ def dashboard(watched: tuple[str, ...], port: Sequence[int], host: str) -> None:
     from ..dashboard.remote import RemoteServer
     from ..spark.tables.places import TablePlace
 
-    servers = [RemoteServer(one) for one in watched if one.startswith(("http://", "https://"))]
+    password = os.environ.get("UPRIVER_PASSWORD", "")
+    servers = [
+        RemoteServer(one, user, password)
+        for one in watched
+        if one.startswith(("http://", "https://"))
+    ]
     if len(servers) > 1:
         raise ConfigError("one page shows one server: give one URL, and any number of tables")
     places = [TablePlace.parse(one) for one in watched if "://" not in one or _is_file(one)]
@@ -88,16 +117,18 @@ def dashboard(watched: tuple[str, ...], port: Sequence[int], host: str) -> None:
                 "or changelog, or http://HOST:PORT of upriver serve --dashboard"
             )
     names = _names([place.root for place in places])
-    files = [ProgressFile(place.progress, name) for place, name in zip(places, names, strict=True)]
+    progress = [
+        ProgressFile(place.progress, name) for place, name in zip(places, names, strict=True)
+    ]
     server = servers[0] if servers else None
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     with (
-        Collector(server.sample if server else None, [file.sample for file in files]) as collector,
-        DashboardServer(
-            collector, server.vbucket if server else None, host=host, port=port
-        ) as page,
+        Collector(
+            server.sample if server else None, [file.sample for file in progress]
+        ) as collector,
+        DashboardServer(collector, server, host=host, port=port) as page,
     ):
         click.echo(f"dashboard {page.url}")
         stopped.wait()

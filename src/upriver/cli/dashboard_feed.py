@@ -6,39 +6,38 @@ there; buckets may be read from any thread.
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable
 from typing import Final
 
+from .. import __version__
 from ..dashboard.figures import (
     STATE_LETTERS,
     BranchFigures,
     BucketFigures,
-    ConnectionFigures,
     CopyFigures,
+    DocumentDetail,
+    LatencyFigures,
     ReaderFigures,
     RollbackFigures,
     ServerFigures,
-    StreamFigures,
     VBucketColumns,
     VBucketDetail,
 )
-from ..model import NO_END
+from ..producer.bootstrap.users import Role
+from ..producer.connections.latency_histogram import BOUNDS, LatencyHistogram
 from ..producer.embedded import Producer
-from ..producer.statistics import BucketView, ConnectionView, StreamView, bucket_view
+from ..producer.statistics import BucketView, ConnectionView, bucket_view, resident_bytes
 from ..store import Bucket
+from .dashboard_connections import connection_figures, stream_figures, stream_lag
+from .dashboard_documents import CollectionCounts, document_detail
 
-__all__ = ["ProducerFeed"]
+__all__ = ["ProducerFeed", "server_address"]
 
 #: Seconds to wait for the producer's event loop.
 _PATIENCE: Final = 10.0
-#: The most connections, and streams per connection, that are shown; there may be thousands.
-_MOST_CONNECTIONS: Final = 200
-_MOST_STREAMS: Final = 8
-
-_KIND_ORDER: Final = ("reader", "replica", "client")
 
 
 class ProducerFeed:
@@ -48,15 +47,31 @@ class ProducerFeed:
         self._producer = producer
         #: Of the last sample, so that a request for one vbucket does not need another.
         self._connections: tuple[ConnectionView, ...] = ()
+        self._counts: dict[str, CollectionCounts] = {}
 
     def sample(self) -> ServerFigures:
         # Buckets first: a reader that is up to date is then never shown as behind.
-        views = [bucket_view(bucket) for bucket in self._producer.node.open_buckets()]
+        node = self._producer.node
+        buckets = node.open_buckets()
+        views = {bucket.name: bucket_view(bucket) for bucket in buckets}
         self._connections = self._producer.connection_views(_PATIENCE)
-        highs = {view.name: [one.high_seqno for one in view.vbuckets] for view in views}
+        self._counts = {
+            bucket.name: counts
+            if (counts := self._counts.get(bucket.name)) is not None and counts.bucket is bucket
+            else CollectionCounts(bucket)
+            for bucket in buckets
+        }
         traffic = self._producer.traffic
         return ServerFigures(
-            version=self._producer.node.version,
+            version=node.version,
+            software=__version__,
+            address=server_address(self._producer),
+            has_users=not node.users.is_unrestricted,
+            memory=resident_bytes(),
+            cpu_seconds=time.process_time(),
+            disk_free=shutil.disk_usage(node.store.path).free,
+            request_seconds=_latency(traffic.request_seconds),
+            delivery_seconds=_latency(traffic.delivery_seconds),
             started=traffic.started,
             reads=traffic.reads,
             messages=traffic.messages,
@@ -73,10 +88,46 @@ class ProducerFeed:
                 )
                 for one in tuple(traffic.rolled_back)
             ],
-            buckets=[_bucket(view, self._lags(view.name, highs[view.name])) for view in views],
+            buckets=[
+                _bucket(view, self._lags(view), self._counts[name]) for name, view in views.items()
+            ],
             connection_count=len(self._connections),
-            connections=_shown(self._connections, highs),
+            connections=connection_figures(
+                self._connections, views, {bucket.name: bucket for bucket in buckets}
+            ),
         )
+
+    # ---- who may see what ----------------------------------------------------------------
+
+    @property
+    def needs_sign_in(self) -> bool:
+        return not self._producer.node.users.is_unrestricted
+
+    def authenticate(self, name: str, password: str) -> str | None:
+        """The user's name if the password is right, else None. Takes milliseconds."""
+        return self._producer.node.users.authenticate(name, password)
+
+    def may_see(self, user: str | None) -> Callable[[str], bool]:
+        """Which buckets a user may see figures of: those in which the user has any role."""
+        users = self._producer.node.users
+        return lambda bucket: bool(users.roles(user, bucket))
+
+    def document(
+        self, user: str | None, bucket: str, collection: str, key: str
+    ) -> DocumentDetail | None:
+        """A document with its versions; None if the bucket is not there, or hidden from the user.
+
+        PermissionError: the user may not read documents of this bucket.
+        """
+        node = self._producer.node
+        found = node.bucket(bucket) if node.users.roles(user, bucket) else None
+        if found is None:
+            return None
+        if not node.users.may(user, bucket, Role.READ_DATA):
+            raise PermissionError(f"user {user} has no role {Role.READ_DATA} in bucket {bucket}")
+        return document_detail(found, collection, key)
+
+    # ---- one vbucket ---------------------------------------------------------------------
 
     def vbucket(self, bucket: str, vbucket: int) -> VBucketDetail | None:
         """The details of one vbucket; None if it does not exist."""
@@ -84,7 +135,6 @@ class ProducerFeed:
         if found is None or not 0 <= vbucket < found.settings.vbuckets:
             return None
         stats = found.vbucket_stats(vbucket)
-        highs = {vbucket: stats.high_seqno}
         return VBucketDetail(
             bucket=bucket,
             vbucket=vbucket,
@@ -102,7 +152,9 @@ class ProducerFeed:
             ],
             copies=self._copies(found, vbucket),
             readers=[
-                ReaderFigures(connection=view.name or view.peer, stream=_stream(stream, highs))
+                ReaderFigures(
+                    connection=view.name or view.peer, stream=stream_figures(stream, stats)
+                )
                 for view in self._connections
                 if view.bucket == bucket
                 for stream in view.streams
@@ -110,13 +162,13 @@ class ProducerFeed:
             ],
         )
 
-    def _lags(self, bucket: str, highs: Sequence[int]) -> list[int]:
-        lags = [-1] * len(highs)
+    def _lags(self, bucket: BucketView) -> list[int]:
+        lags = [-1] * len(bucket.vbuckets)
         for view in self._connections:
-            if view.bucket == bucket:
+            if view.bucket == bucket.name:
                 for stream in view.streams:
                     at = stream.vbucket
-                    lags[at] = max(lags[at], highs[at] - stream.position, 0)
+                    lags[at] = max(lags[at], stream_lag(stream, bucket.vbuckets[at]))
         return lags
 
     def _copies(self, bucket: Bucket, vbucket: int) -> list[CopyFigures]:
@@ -138,7 +190,19 @@ class ProducerFeed:
             return []  # a map from a manager may lack the vbucket
 
 
-def _bucket(view: BucketView, lags: list[int]) -> BucketFigures:
+def server_address(producer: Producer) -> str:
+    """The connection string of a server, without a bucket."""
+    settings = producer.settings
+    scheme = "couchbase" if settings.certificate is None else "couchbases"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{producer.port}"
+
+
+def _latency(histogram: LatencyHistogram) -> LatencyFigures:
+    return LatencyFigures(bounds=list(BOUNDS), counts=list(histogram.counts), total=histogram.total)
+
+
+def _bucket(view: BucketView, lags: list[int], counts: CollectionCounts) -> BucketFigures:
     letters = {name.upper(): letter for name, letter in STATE_LETTERS.items()}
     return BucketFigures(
         name=view.name,
@@ -155,54 +219,6 @@ def _bucket(view: BucketView, lags: list[int]) -> BucketFigures:
             lag=lags,
             branch=[f"{one.vbuuid:x}" for one in view.vbuckets],
         ),
-    )
-
-
-def _shown(
-    views: Sequence[ConnectionView], highs: Mapping[str, Sequence[int]]
-) -> list[ConnectionFigures]:
-    """The most active connections, in a stable order."""
-    figures = [_connection(view, highs.get(view.bucket or "", ())) for view in views]
-    figures.sort(key=lambda one: (_KIND_ORDER.index(one["kind"]), one["name"], one["peer"]))
-    return figures[:_MOST_CONNECTIONS]
-
-
-def _connection(view: ConnectionView, highs: Sequence[int]) -> ConnectionFigures:
-    seqnos = dict(enumerate(highs))
-    streams = [
-        (max(0, seqnos.get(stream.vbucket, 0) - stream.position), stream) for stream in view.streams
-    ]
-    slowest = heapq.nlargest(_MOST_STREAMS, streams, key=lambda pair: pair[0])
-    reads = bool(view.name or view.streams) and not view.consumer
-    return ConnectionFigures(
-        peer=view.peer,
-        agent=view.agent,
-        user=view.user,
-        bucket=view.bucket,
-        dialect=view.dialect,
-        name=view.name,
-        kind="replica" if view.consumer else "reader" if reads else "client",
-        tls=view.tls,
-        noop=view.noop,
-        window=view.window,
-        outstanding=view.outstanding,
-        streams=len(streams),
-        states=dict(Counter(stream.state for stream in view.streams)),
-        receives=len(view.receives),
-        lag=sum(lag for lag, _ in streams),
-        slowest=[_stream(stream, seqnos) for _, stream in slowest],
-    )
-
-
-def _stream(stream: StreamView, highs: Mapping[int, int]) -> StreamFigures:
-    return StreamFigures(
-        vbucket=stream.vbucket,
-        stream_id=stream.stream_id,
-        state=stream.state,
-        position=stream.position,
-        end=None if stream.end == NO_END else stream.end,
-        lag=max(0, highs.get(stream.vbucket, 0) - stream.position),
-        messages=stream.messages_sent,
-        bytes=stream.bytes_sent,
-        takeover=stream.takeover,
+        collections=counts.figures(view),
+        collection_count=counts.collection_count,
     )

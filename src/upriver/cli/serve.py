@@ -157,7 +157,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     "--dashboard-host",
     default="127.0.0.1",
     show_default=True,
-    help="The address of that page, which asks nobody who they are.",
+    help="The address of that page. With users, viewers sign in.",
 )
 @click.option(
     "--config",
@@ -276,7 +276,13 @@ def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] 
 
     feed = ProducerFeed(producer)
     collector = Collector(feed.sample)
-    page = DashboardServer(collector, feed.vbucket, host=host, port=ports)
+    page = DashboardServer(
+        collector,
+        feed,
+        host=host,
+        port=ports,
+        plain_passwords=producer.settings.plain_without_tls,
+    )
     pages.enter_context(collector)
     return pages.enter_context(page).url
 
@@ -290,7 +296,6 @@ def _http_address(producer: Producer) -> str:
 
 def _address(producer: Producer) -> str:
     """What a client connects to."""
-    settings = producer.settings
-    scheme = "couchbase" if settings.certificate is None else "couchbases"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{scheme}://{host}:{producer.port}/{producer.bucket.name}"
+    from .dashboard_feed import server_address
+
+    return f"{server_address(producer)}/{producer.bucket.name}"

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from ..errors import UpriverError
 from .event_detection import EventDetector
 from .figures import FORMAT, Document, PipelineFigures, ServerFigures
-from .rate_history import RateHistory
+from .history import History
 
 __all__ = ["INTERVAL", "Collector", "Sample"]
 
@@ -24,6 +25,8 @@ logger = logging.getLogger("upriver.dashboard")
 
 #: Seconds between two samples. Sampling 1024 vbuckets takes some milliseconds.
 INTERVAL: Final = 1.0
+#: Seconds for which the encoded history of an hour is used.
+_HOUR_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class Collector:
         self._sample_server = sample_server
         self._pipelines = pipelines
         self._events = EventDetector()
-        self._history = RateHistory()
+        self._history = History()
+        self._hour = self._encoded_hour()
         self._server: ServerFigures | None = None
         self._latest = self._assemble(time.time(), 0.0, "there is no sample yet", [])
         self._stopped = threading.Event()
@@ -57,6 +61,11 @@ class Collector:
     @property
     def latest(self) -> Sample:
         return self._latest
+
+    @property
+    def hour(self) -> bytes:
+        """The history of the last hour, encoded as JSON. It is renewed some times a minute."""
+        return self._hour
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -69,6 +78,8 @@ class Collector:
     def _run(self) -> None:
         while True:
             self._latest = self._take_sample()
+            if self._latest.document["time"] - self._hour_made >= _HOUR_INTERVAL:
+                self._hour = self._encoded_hour()
             if self._stopped.wait(self.interval):
                 return
 
@@ -84,11 +95,18 @@ class Collector:
             if self._sample_server is not None:
                 self._server = self._sample_server()
                 self._events.see_server(self._server, now)
-                self._history.add(now, self._server, sum(self._events.changes.values()))
+            changes = sum(self._events.changes.values())
+            self._history.add(now, self._server, changes, pipelines)
         except Exception as error:
-            problem = str(error) or type(error).__name__
-            logger.debug("taking a sample failed", exc_info=True)
+            problem = _described(error)
+            again = problem == self._latest.document["problem"]
+            level = logging.DEBUG if again else logging.WARNING
+            logger.log(level, "the dashboard cannot take a sample", exc_info=True)
         return self._assemble(now, time.thread_time() - began, problem, pipelines)
+
+    def _encoded_hour(self) -> bytes:
+        self._hour_made = time.time()
+        return json.dumps(self._history.hour(), separators=(",", ":")).encode()
 
     def _assemble(
         self, now: float, cost: float, problem: str | None, pipelines: list[PipelineFigures]
@@ -103,7 +121,18 @@ class Collector:
             changes=dict(self._events.changes),
             branches=dict(self._events.branches),
             pipelines=pipelines,
-            history=self._history.figures(),
+            history=self._history.recent(),
             events=list(self._events.events),
         )
         return Sample(document, json.dumps(document, separators=(",", ":")).encode())
+
+
+def _described(error: Exception) -> str:
+    """What viewers are told about an error: its text if it was written for people."""
+    if isinstance(error, TimeoutError):
+        return "the server did not answer in time; it may be overloaded"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the figures cannot be read: {error.strerror}"
+    if isinstance(error, UpriverError):
+        return str(error)
+    return "the figures cannot be read; the log says why"

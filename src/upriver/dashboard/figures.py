@@ -7,17 +7,7 @@ each: a thousand small objects would be five times as long.
 
 from __future__ import annotations
 
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    Final,
-    TypedDict,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Final, TypedDict
 
 __all__ = [
     "FORMAT",
@@ -25,11 +15,15 @@ __all__ = [
     "BatchFigures",
     "BranchFigures",
     "BucketFigures",
+    "CollectionFigures",
     "ConnectionFigures",
     "CopyFigures",
     "Document",
+    "DocumentDetail",
     "EventFigures",
     "HistoryFigures",
+    "LagFigures",
+    "LatencyFigures",
     "PipelineFigures",
     "ReaderFigures",
     "RollbackFigures",
@@ -37,11 +31,11 @@ __all__ = [
     "StreamFigures",
     "VBucketColumns",
     "VBucketDetail",
-    "checked",
+    "VersionFigures",
 ]
 
 #: The version of the document format; documents of another version are refused.
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 #: The letters of the column ``state``.
 STATE_LETTERS: Final = {"active": "a", "replica": "r", "pending": "p", "dead": "d"}
@@ -61,6 +55,13 @@ class VBucketColumns(TypedDict):
     branch: list[str]
 
 
+class CollectionFigures(TypedDict):
+    scope: str
+    name: str
+    #: Documents in active vbuckets; null until they are counted for the first time.
+    items: int | None
+
+
 class BucketFigures(TypedDict):
     name: str
     items: int
@@ -69,6 +70,9 @@ class BucketFigures(TypedDict):
     disk_bytes: int
     backfills: int
     vbuckets: VBucketColumns
+    #: The first collections, and how many there are.
+    collections: list[CollectionFigures]
+    collection_count: int
 
 
 class StreamFigures(TypedDict):
@@ -103,9 +107,21 @@ class ConnectionFigures(TypedDict):
     states: dict[str, int]
     #: Vbuckets that this node receives on it.
     receives: int
+    #: Changes that it was not sent yet, and the age in seconds of the oldest of them.
     lag: int
+    lag_seconds: float
     #: The streams with the largest backlog.
     slowest: list[StreamFigures]
+
+
+class LatencyFigures(TypedDict):
+    """A histogram since the server's start."""
+
+    #: Upper bounds in seconds, and the counts below each; the last count has no bound.
+    bounds: list[float]
+    counts: list[int]
+    #: The sum of all latencies in seconds.
+    total: float
 
 
 class RollbackFigures(TypedDict):
@@ -120,7 +136,20 @@ class RollbackFigures(TypedDict):
 
 
 class ServerFigures(TypedDict):
+    #: The version that clients are told, and the version of Upriver.
     version: str
+    software: str
+    #: The connection string without a bucket.
+    address: str
+    #: Whether viewers have to sign in.
+    has_users: bool
+    #: Bytes of memory, seconds of processor time since the start, and free bytes of the disk.
+    memory: int
+    cpu_seconds: float
+    disk_free: int
+    #: From a request to its response, and from a write to its delivery to a reader.
+    request_seconds: LatencyFigures
+    delivery_seconds: LatencyFigures
     #: Seconds since 1970.
     started: float
     #: Counts since the start.
@@ -168,8 +197,19 @@ class EventFigures(TypedDict):
     vbucket: int | None
 
 
+class LagFigures(TypedDict):
+    """The lag of one reader or pipeline, with one entry per point of the history."""
+
+    name: str
+    #: ``reader`` or ``pipeline``.
+    kind: str
+    #: In changes and in seconds; null where it was not there, or not known.
+    changes: list[int | None]
+    seconds: list[float | None]
+
+
 class HistoryFigures(TypedDict):
-    """The last minutes, as columns with one entry per sample."""
+    """Points in time as columns, oldest first."""
 
     time: list[float]
     #: Per second.
@@ -177,8 +217,17 @@ class HistoryFigures(TypedDict):
     reads: list[float]
     messages: list[float]
     bytes: list[float]
-    #: The backlog of all readers together, in changes.
-    lag: list[int]
+    #: The share of one processor.
+    cpu: list[float]
+    #: Bytes.
+    memory: list[int]
+    disk: list[int]
+    #: Percentiles in seconds; null without requests or deliveries.
+    request_p50: list[float | None]
+    request_p99: list[float | None]
+    delivery_p50: list[float | None]
+    delivery_p99: list[float | None]
+    lags: list[LagFigures]
 
 
 class Document(TypedDict):
@@ -196,6 +245,7 @@ class Document(TypedDict):
     changes: dict[str, int]
     branches: dict[str, int]
     pipelines: list[PipelineFigures]
+    #: The last minutes; ``/history.json`` has the last hour.
     history: HistoryFigures
     events: list[EventFigures]
 
@@ -236,43 +286,35 @@ class VBucketDetail(TypedDict):
     readers: list[ReaderFigures]
 
 
-_D = TypeVar("_D")
+class VersionFigures(TypedDict):
+    """One version of a document."""
+
+    #: ``mutation``, ``deletion`` or ``expiration``.
+    op: str
+    seqno: int
+    rev: int
+    #: Hexadecimal.
+    cas: str
+    #: When it was written, by its CAS, in seconds since 1970.
+    time: float
+    flags: int
+    #: When it expires, in seconds since 1970; 0 for never.
+    expiry: int
+    #: Extended attributes by name, as text.
+    xattrs: dict[str, str]
+    #: The value as text, if it is UTF-8; null for other bytes.
+    value: str | None
+    #: The bytes of the value, of which ``value`` may show the first only.
+    size: int
 
 
-def checked(kind: type[_D], value: object) -> _D:
-    """Validates a document from another dashboard; ValueError says what is wrong.
+class DocumentDetail(TypedDict):
+    """A document and its older versions: ``/document.json``."""
 
-    Unknown members are left out.
-    """
-    result: _D = _checked(kind, value, kind.__name__)
-    return result
-
-
-def _checked(kind: Any, value: Any, where: str) -> Any:
-    if is_typeddict(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is not an object")
-        hints = get_type_hints(kind)
-        missing = sorted(hints.keys() - value.keys())
-        if missing:
-            raise ValueError(f"{where} has no {missing[0]}")
-        return {name: _checked(hint, value[name], name) for name, hint in hints.items()}
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        if value is None and NoneType in arguments:
-            return None
-        return _checked(arguments[0], value, where)
-    if origin is list and isinstance(value, list):
-        return [_checked(arguments[0], one, where) for one in value]
-    if origin is dict and isinstance(value, dict):
-        return {str(name): _checked(arguments[1], one, where) for name, one in value.items()}
-    if origin is None and _is(kind, value):
-        return value
-    raise ValueError(f"{where} has the wrong type")
-
-
-def _is(kind: type, value: object) -> bool:
-    """Whether a plain value has a type; a bool is not a number, an int is a valid float."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    bucket: str
+    scope: str
+    collection: str
+    key: str
+    vbucket: int
+    #: Newest first.
+    versions: list[VersionFigures]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from .. import __version__
@@ -20,12 +21,18 @@ from .figures import (
     BucketFigures,
     ConnectionFigures,
     Document,
+    LatencyFigures,
     PipelineFigures,
     ServerFigures,
 )
 
 with extra("cli"):
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -42,7 +49,15 @@ class MetricRow:
     name: str
     help: str
     labels: tuple[str, ...]
-    samples: Callable[[Document], Iterable[Sample]]
+    samples: Callable[[Document], Iterable[Sample]] = lambda document: ()
+    #: The source of a histogram; others have samples.
+    latency: Callable[[ServerFigures], LatencyFigures] | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.latency is not None:
+            return "histogram"
+        return "counter" if self.is_counter else "gauge"
 
     @property
     def is_counter(self) -> bool:
@@ -116,7 +131,8 @@ def _by_name(name: str, text: str, read: Callable[[Document], dict[str, int]]) -
 
 
 def _info(document: Document) -> Iterator[Sample]:
-    yield (__version__,), 1
+    server = document["server"]
+    yield (__version__ if server is None else server["software"],), 1
 
 
 def _vbuckets(document: Document) -> Iterator[Sample]:
@@ -144,6 +160,13 @@ def _streams(document: Document) -> Iterator[Sample]:
     yield from found.items()
 
 
+def _collections(document: Document) -> Iterator[Sample]:
+    for bucket in document["server"]["buckets"] if document["server"] else ():
+        for one in bucket["collections"]:
+            if one["items"] is not None:
+                yield (bucket["name"], one["scope"], one["name"]), one["items"]
+
+
 def _columns(name: str) -> Callable[[BucketFigures], float]:
     def read(bucket: BucketFigures) -> float:
         columns = bucket["vbuckets"]
@@ -156,12 +179,43 @@ def _columns(name: str) -> Callable[[BucketFigures], float]:
 
 METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow(
-        "upriver_info", "Always 1; the label names the version of Upriver.", ("version",), _info
+        "upriver_info",
+        "Always 1; the label is the version of Upriver that the server runs.",
+        ("version",),
+        _info,
     ),
     _server(
         "upriver_start_time_seconds",
         "When the server started, in seconds since 1970.",
         lambda server: server["started"],
+    ),
+    _server(
+        "upriver_process_memory_bytes",
+        "Memory of the server's process.",
+        lambda server: server["memory"],
+    ),
+    _server(
+        "upriver_process_cpu_seconds_total",
+        "Processor time of the server's process.",
+        lambda server: server["cpu_seconds"],
+    ),
+    _server(
+        "upriver_disk_free_bytes",
+        "Free bytes of the disk that has the data directory.",
+        lambda server: server["disk_free"],
+    ),
+    MetricRow(
+        "upriver_request_seconds",
+        "From the arrival of a document request to its response.",
+        (),
+        latency=lambda server: server["request_seconds"],
+    ),
+    MetricRow(
+        "upriver_delivery_seconds",
+        "From a write, by the time in its CAS, to its delivery to a reader that has caught up; "
+        "the oldest change of each chunk that is sent.",
+        (),
+        latency=lambda server: server["delivery_seconds"],
     ),
     _server(
         "upriver_reads_total",
@@ -203,13 +257,18 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("upriver_streams", "Open streams by state.", ("bucket", "state"), _streams),
     _readers(
         "upriver_stream_lag_changes",
-        "The backlog of all readers together, in seqnos.",
+        "Changes that were not sent yet, of all readers together.",
         lambda readers: sum(reader["lag"] for reader in readers),
     ),
     _readers(
         "upriver_slowest_reader_lag_changes",
-        "The backlog of the slowest reader, in seqnos.",
+        "Changes that were not sent yet to the reader that is furthest behind.",
         lambda readers: max((reader["lag"] for reader in readers), default=0),
+    ),
+    _readers(
+        "upriver_slowest_reader_lag_seconds",
+        "The age of the oldest change that a reader was not sent yet; 0 if all are up to date.",
+        lambda readers: max((reader["lag_seconds"] for reader in readers), default=0),
     ),
     _readers(
         "upriver_window_bytes",
@@ -222,6 +281,12 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         lambda readers: sum(reader["outstanding"] for reader in readers),
     ),
     _bucket("upriver_bucket_items", "Documents.", lambda bucket: bucket["items"]),
+    MetricRow(
+        "upriver_collection_items",
+        "Documents of a collection, of the first 50 collections of a bucket.",
+        ("bucket", "scope", "collection"),
+        _collections,
+    ),
     _bucket("upriver_bucket_tombstones", "Deletions kept.", lambda bucket: bucket["tombstones"]),
     _bucket(
         "upriver_bucket_history_bytes",
@@ -306,11 +371,23 @@ class _Once(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for row in METRICS:
+            if row.latency is not None:
+                if self._document["server"] is not None:
+                    yield _histogram(row, row.latency(self._document["server"]))
+                continue
             make = CounterMetricFamily if row.is_counter else GaugeMetricFamily
             family = make(row.name, row.help, labels=row.labels)
             for labels, value in row.samples(self._document):
                 family.add_metric(labels, value)
             yield family
+
+
+def _histogram(row: MetricRow, latency: LatencyFigures) -> Metric:
+    family = HistogramMetricFamily(row.name, row.help)
+    bounds = [*map(str, latency["bounds"]), "+Inf"]
+    below = list(accumulate(latency["counts"]))
+    family.add_metric([], list(zip(bounds, below, strict=True)), sum_value=latency["total"])
+    return family
 
 
 def exposition(document: Document, accept: str) -> tuple[bytes, str]:
@@ -328,6 +405,18 @@ _PREFACE: Final = (
 )
 
 
+_ALERTS: Final = """\
+## Grafana and alerts
+
+`upriver dashboard --export grafana` prints a dashboard for Grafana, which its page "Import" takes,
+and `upriver dashboard --export alerts` prints alert rules for Prometheus, which belong into a file
+that `rule_files` of `prometheus.yml` names. Their thresholds are where most people would want to
+be told; change them in the file.
+
+A server that has users answers `/metrics` to those who authenticate: give Prometheus a user of the
+server in `basic_auth`. It sees the buckets in which the user has a role."""
+
+
 def reference() -> str:
     """The reference page of the documentation."""
     lines = [
@@ -339,12 +428,7 @@ def reference() -> str:
         "|---|---|---|---|",
     ]
     for row in METRICS:
-        kind = "counter" if row.is_counter else "gauge"
         labels = ", ".join(f"`{label}`" for label in row.labels)
-        lines.append(f"| `{row.name}` | {kind} | {labels} | {row.help} |")
-    lines += [
-        "",
-        "A Grafana dashboard for them is `grafana.json` in the package `upriver.dashboard`.",
-        "",
-    ]
+        lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.help} |")
+    lines += ["", *_ALERTS.splitlines(), ""]
     return "\n".join(lines)

@@ -12,7 +12,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from .figures import BatchFigures, PipelineFigures, checked
+from .figure_check import checked
+from .figures import BatchFigures, PipelineFigures
 
 __all__ = ["ProgressFile"]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import ConfigError, UpriverError
-from .figures import FORMAT, ServerFigures, VBucketDetail, checked
+from .figure_check import checked
+from .figures import FORMAT, DocumentDetail, ServerFigures, VBucketDetail
 
 __all__ = ["RemoteServer"]
 
@@ -22,10 +25,19 @@ _D = TypeVar("_D")
 
 
 class RemoteServer:
-    """A server with a dashboard. May be used from any thread."""
+    """A server with a dashboard. May be used from any thread.
 
-    def __init__(self, url: str) -> None:
+    Viewers see what ``user`` may see; they need not sign in themselves.
+    """
+
+    needs_sign_in = False
+
+    def __init__(self, url: str, user: str = "", password: str = "") -> None:
         self.url = url
+        self._headers: dict[str, str] = {}
+        if user:
+            encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+            self._headers["Authorization"] = f"Basic {encoded}"
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -50,6 +62,18 @@ class RemoteServer:
         path = f"/vbucket.json?bucket={quote(bucket, safe='')}&vbucket={vbucket}"
         return self._usable(VBucketDetail, self._fetched(path))
 
+    def document(
+        self, user: str | None, bucket: str, collection: str, key: str
+    ) -> DocumentDetail | None:
+        asked = urlencode({"bucket": bucket, "collection": collection, "key": key})
+        return self._usable(DocumentDetail, self._fetched(f"/document.json?{asked}"))
+
+    def authenticate(self, name: str, password: str) -> str | None:
+        return None
+
+    def may_see(self, user: str | None) -> Callable[[str], bool]:
+        return lambda bucket: True
+
     def _usable(self, kind: type[_D], value: object) -> _D:
         try:
             return checked(kind, value)
@@ -60,13 +84,17 @@ class RemoteServer:
         make = HTTPSConnection if self._secure else HTTPConnection
         connection = make(self._host, self._port, timeout=_PATIENCE)
         try:
-            connection.request("GET", self._prefix + path)
+            connection.request("GET", self._prefix + path, headers=self._headers)
             response = connection.getresponse()
             body = response.read(_MOST + 1)
         except (OSError, HTTPException) as problem:
             raise UpriverError(f"{self.url} cannot be reached: {problem}") from None
         finally:
             connection.close()
+        if response.status == 401:
+            raise UpriverError(f"{self.url} needs --user and a password, or refuses these")
+        if response.status in (403, 404) and (reason := _reason(body)):
+            raise UpriverError(reason)
         if response.status != 200:
             raise UpriverError(f"{self.url} answers with status {response.status}")
         if len(body) > _MOST:
@@ -75,3 +103,12 @@ class RemoteServer:
             return json.loads(body)
         except (ValueError, RecursionError):
             raise UpriverError(f"{self.url} does not answer with JSON") from None
+
+
+def _reason(body: bytes) -> str:
+    """The text of a refusal, empty if there is none."""
+    try:
+        error = json.loads(body).get("error")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return error if isinstance(error, str) else ""

@@ -1,93 +1,179 @@
-// Small charts as SVG: a curve of the last five minutes with marks, and bars of batches.
+// Charts as SVG: curves over time with an axis and marks, and bars of batches.
 
-import { attribute, brief, clock, duration, make, makeSvg, say } from "./dom.js";
+import { attribute, brief, clock, duration, fold, make, makeSvg, minutes, say } from "./dom.js";
 
 const WIDTH = 300;
 const HEIGHT = 64;
-const MOST_SECONDS = 300;
 const LEAST_SECONDS = 60;
+const STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800];
+const TICKS = 5;
 
 /** The next number of the form 1, 2 or 5 times a power of ten. */
 function roundUp(value) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-export class CurveChart {
-  constructor(title, unit, tint) {
-    this.title = title;
-    this.unit = unit;
-    this.points = [];
-    this.now = make("p", { class: "now" });
-    this.note = make("p", { class: "note" });
-    this.svg = makeSvg("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
-    });
-    this.area = makeSvg("path", { class: "area" });
-    this.curve = makeSvg("path", { class: "curve" });
+/** The times that the axis names: round ones, not more than a few. */
+function ticks(start, end) {
+  const step = STEPS.find((one) => (end - start) / one <= TICKS) ?? STEPS.at(-1);
+  const found = [];
+  for (let at = Math.ceil(start / step) * step; at <= end; at += step) found.push(at);
+  return found;
+}
+
+/** Curves that share both axes. A value that is null interrupts its curve. */
+export class Plot {
+  /** `least` is the smallest upper end of the axis, `format` makes a text of a value. */
+  constructor({ least, format, filled = false, height = HEIGHT }) {
+    Object.assign(this, { least, format, filled, height });
+    this.curves = new Map();
+    this.lines = [];
+    this.svg = makeSvg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", role: "img" });
+    this.group = makeSvg("g");
     this.marks = makeSvg("g");
-    this.cursor = makeSvg("line", { class: "cursor", y1: 0, y2: HEIGHT });
-    const base = makeSvg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT });
-    this.svg.append(base, this.area, this.curve, this.marks, this.cursor);
-    this.element = make("div", { class: "card chart" },
-      make("h2", {}, title), this.now, this.svg, this.note);
-    this.element.style.setProperty("--tint", `var(--${tint})`);
+    this.cursor = makeSvg("line", { class: "cursor", y1: 0, y2: height });
+    const base = makeSvg("line", { class: "base", x1: 0, x2: WIDTH, y1: height, y2: height });
+    this.area = makeSvg("path", { class: "area" });
+    this.svg.append(base, this.area, this.group, this.marks, this.cursor);
+    this.top = make("span", { class: "top" });
+    this.axis = make("div", { class: "axis", "aria-hidden": "true" });
+    this.note = make("p", { class: "note" });
+    this.element = make("div", { class: "plot" }, this.top, this.svg, this.axis, this.note);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
   }
 
-  update(times, values, end, events) {
-    const span = Math.min(MOST_SECONDS, Math.max(LEAST_SECONDS, end - (times[0] ?? end)));
-    const start = end - span;
-    const top = roundUp(Math.max(...values, 1));
-    this.points = [];
-    for (let at = 0; at < times.length; at += 1) {
-      if (times[at] >= start) {
-        const x = ((times[at] - start) / span) * WIDTH;
-        this.points.push({ x, y: HEIGHT - (values[at] / top) * (HEIGHT - 4), time: times[at], value: values[at] });
+  /** `lines` have a key, a label, a class and values, which belong to `times`. */
+  update(times, lines, end, range, marks, summary) {
+    const span = Math.min(range, Math.max(LEAST_SECONDS, end - (times[0] ?? end)));
+    Object.assign(this, { times, lines, span, start: end - span, summary });
+    const from = times.findIndex((time) => time >= this.start);
+    this.from = from < 0 ? times.length : from;
+    let most = this.least;
+    for (const { values } of lines) {
+      for (let at = this.from; at < times.length; at += 1) most = Math.max(most, values[at] ?? 0);
+    }
+    const top = roundUp(most);
+    say(this.top, this.format(top));
+    this.x = (time) => ((time - this.start) / span) * WIDTH;
+    this.y = (value) => this.height - (value / top) * (this.height - 4);
+    this.draw();
+    this.drawMarks(marks);
+    const labels = ticks(this.start, end).map((time) => {
+      const label = make("span", {}, range > 600 ? minutes(time) : clock(time));
+      label.style.left = `${(this.x(time) / WIDTH) * 100}%`;
+      return label;
+    });
+    this.axis.replaceChildren(...labels);
+    if (!this.pointed) say(this.note, summary);
+  }
+
+  draw() {
+    const known = new Set();
+    for (const { key, tint, values } of this.lines) {
+      known.add(key);
+      let curve = this.curves.get(key);
+      if (!curve) {
+        curve = makeSvg("path");
+        this.curves.set(key, curve);
+        this.group.append(curve);
+      }
+      attribute(curve, "class", `curve ${tint}`);
+      curve.setAttribute("d", this.path(values));
+    }
+    for (const [key, curve] of this.curves) {
+      if (!known.has(key)) {
+        curve.remove();
+        this.curves.delete(key);
       }
     }
-    const line = this.points.map(({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
-    this.curve.setAttribute("d", line && `M${line}`);
-    const [first, last] = [this.points[0], this.points.at(-1)];
-    this.area.setAttribute("d",
-      line && `M${first.x.toFixed(1)} ${HEIGHT}L${line}L${last.x.toFixed(1)} ${HEIGHT}Z`);
-    this.marks.replaceChildren(...events.filter(({ time }) => time >= start).map((event) => {
-      const x = ((event.time - start) / span) * WIDTH;
-      const mark = makeSvg("line", { class: "mark", "data-kind": event.kind, x1: x, x2: x, y1: 0, y2: HEIGHT });
+    const line = this.filled ? this.path(this.lines[0].values) : "";
+    const ends = line.match(/M([\d.-]+)[^M]*?([\d.-]+) [\d.-]+$/);
+    this.area.setAttribute("d", ends && !line.slice(1).includes("M")
+      ? `${line}L${ends[2]} ${this.height}L${ends[1]} ${this.height}Z` : "");
+  }
+
+  path(values) {
+    let path = "";
+    let broken = true;
+    for (let at = this.from; at < this.times.length; at += 1) {
+      const value = values[at];
+      if (value === null || value === undefined) {
+        broken = true;
+      } else {
+        path += `${broken ? "M" : "L"}${this.x(this.times[at]).toFixed(1)} ${this.y(value).toFixed(1)}`;
+        broken = false;
+      }
+    }
+    return path;
+  }
+
+  drawMarks(marks) {
+    this.marks.replaceChildren(...marks.filter(({ time }) => time >= this.start).map((event) => {
+      const x = this.x(event.time);
+      const mark = makeSvg("line", { class: "mark", "data-kind": event.kind, x1: x, x2: x, y1: 0, y2: this.height });
       const title = makeSvg("title");
       title.textContent = `${clock(event.time)} ${event.kind}: ${event.text}`;
       mark.append(title);
       return mark;
     }));
-    const value = last ? last.value : 0;
-    if (!this.now.firstChild) this.now.append("", make("small"));
-    const text = brief(value);
-    if (this.now.firstChild.data !== text) this.now.firstChild.data = text;
-    say(this.now.lastChild, ` ${this.unit}`);
-    this.peak = Math.max(0, ...this.points.map((point) => point.value));
-    attribute(this.svg, "aria-label",
-      `${this.title}: ${text} ${this.unit} now, at most ${brief(this.peak)} in the last ${duration(span)}`);
-    this.summary = `peak ${brief(this.peak)} in ${duration(span)}`;
-    if (!this.pointed) say(this.note, this.summary);
   }
 
   point(event) {
-    if (!this.points.length) return;
+    if (this.from >= (this.times?.length ?? 0)) return;
     const box = this.svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * WIDTH;
-    const near = this.points.reduce((best, one) => (Math.abs(one.x - x) < Math.abs(best.x - x) ? one : best));
+    let near = this.from;
+    for (let at = this.from; at < this.times.length; at += 1) {
+      if (Math.abs(this.x(this.times[at]) - x) < Math.abs(this.x(this.times[near]) - x)) near = at;
+    }
     this.pointed = true;
-    this.cursor.setAttribute("x1", near.x);
-    this.cursor.setAttribute("x2", near.x);
+    const at = this.x(this.times[near]);
+    this.cursor.setAttribute("x1", at);
+    this.cursor.setAttribute("x2", at);
     this.cursor.style.visibility = "visible";
-    say(this.note, `${clock(near.time)}: ${brief(near.value)} ${this.unit}`);
+    const told = this.lines.filter(({ values }) => values[near] !== null && values[near] !== undefined)
+      .map(({ label, values }) => `${label ? `${label} ` : ""}${this.format(values[near])}`);
+    say(this.note, `${clock(this.times[near])}: ${told.join(", ") || "nothing"}`);
   }
 
   leave() {
     this.pointed = false;
     this.cursor.style.visibility = "hidden";
     say(this.note, this.summary ?? "");
+  }
+}
+
+/** One figure: what it is now, and one or two curves. */
+export class CurveChart {
+  constructor({ title, unit = "", tint, columns, labels = [""], least = 1, format = brief, empty = "" }) {
+    Object.assign(this, { title, unit, columns, labels, format, empty });
+    this.now = make("p", { class: "now" }, "", make("small"));
+    this.plot = new Plot({ least, format, filled: columns.length === 1 });
+    this.bar = make("div", { class: "bar" }, make("h2", {}, title), make("p", { class: "quiet" }));
+    this.element = make("div", { class: "card chart" }, this.bar, this.now, this.plot.element);
+    this.element.style.setProperty("--tint", `var(--${tint})`);
+  }
+
+  update(history, end, range, marks) {
+    const lines = this.columns.map((column, at) => ({
+      key: column, label: this.labels[at], tint: at ? "second" : "", values: history[column],
+    }));
+    const known = lines.map(({ values }) => values.filter((value) => value !== null));
+    const nothing = known.every((values) => !values.length);
+    fold(this.element, nothing && this.empty !== "");
+    say(this.bar.lastChild, nothing ? this.empty : "");
+    const last = known[0].at(-1) ?? 0;
+    const peak = known[0].reduce((most, value) => Math.max(most, value), 0);
+    const text = this.format(last);
+    if (this.now.firstChild.data !== text) this.now.firstChild.data = text;
+    const others = lines.slice(1).map(({ label }, at) => `, ${label} ${this.format(known[at + 1].at(-1) ?? 0)}`);
+    say(this.now.lastChild, `${this.labels[0] || this.unit ? " " : ""}${this.labels[0] || this.unit}${others.join("")}`);
+    const span = Math.min(range, Math.max(LEAST_SECONDS, end - (history.time[0] ?? end)));
+    this.plot.update(history.time, lines, end, range, marks, `peak ${this.format(peak)} in ${duration(span)}`);
+    attribute(this.plot.svg, "aria-label",
+      `${this.title}: ${text} ${this.unit} now, at most ${this.format(peak)} in the last ${duration(span)}`);
   }
 }
 

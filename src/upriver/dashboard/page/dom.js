@@ -52,6 +52,9 @@ export function sync(parent, items, keyOf, create, update) {
   }
 }
 
+/** Folds a card that has nothing to show: only its bar stays, which says so. */
+export const fold = (card, folded) => card.classList.toggle("folded", folded);
+
 /** Fills a description list: pairs of a name and a text. */
 export function describe(list, pairs) {
   sync(list, pairs, ([name]) => name,
@@ -77,6 +80,8 @@ export function size(bytes) {
 }
 
 export function duration(seconds) {
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.1) return `${+(seconds * 1000).toPrecision(2)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
@@ -84,6 +89,11 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+/** A part of one: 12% or 0.4%. */
+export const share = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)}%`;
+
+export const minutes = (seconds) => clock(seconds).slice(0, 5);
+export const day = (seconds) => new Date(seconds * 1000).toLocaleDateString("en-CA");
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

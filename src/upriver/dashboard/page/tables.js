@@ -1,7 +1,7 @@
 // Connections, events and pipelines: lists whose elements stay while what they show stays.
 
 import { BATCH_BOX, drawBatches } from "./charts.js";
-import { attribute, brief, byId, clock, count, describe, duration, make, makeSvg, plural, say, size, sync } from "./dom.js";
+import { attribute, brief, byId, clock, count, describe, duration, fold, make, makeSvg, plural, say, size, sync } from "./dom.js";
 
 const KINDS = { reader: "reads changes", replica: "brings changes", client: "client" };
 
@@ -27,7 +27,7 @@ function updateConnection(element, connection) {
   const states = Object.entries(connection.states).map(([state, number]) => `${count(number)} ${state.replaceAll("_", " ")}`);
   say(streams.lastChild, count(connection.streams + connection.receives));
   attribute(streams, "title", states.join(", "));
-  say(behind.lastChild, brief(connection.lag));
+  say(behind.lastChild, connection.lag ? `${brief(connection.lag)}, ${duration(connection.lag_seconds)}` : "0");
   const slow = connection.slowest.filter(({ lag }) => lag > 0).map(({ vbucket, lag }) => `vbucket ${vbucket}: ${count(lag)}`);
   attribute(behind, "title", slow.length ? `slowest: ${slow.join(", ")}` : "");
   const [, text, bar] = window.children;
@@ -43,20 +43,17 @@ function updateConnection(element, connection) {
 export function showConnections(server, bucket) {
   const shown = server.connections.filter((one) => one.bucket === null || one.bucket === bucket);
   say(byId("connections-count"), server.connection_count > server.connections.length
-    ? `${count(server.connections.length)} of ${count(server.connection_count)} shown` : plural(server.connection_count, "connection"));
-  sync(byId("connections"), shown.length ? shown : [null],
-    (one) => (one ? `${one.peer} ${one.name}` : ""),
-    (one) => (one ? makeConnection() : make("li", { class: "empty" }, "Nobody is connected.")),
-    (element, one) => one && updateConnection(element, one));
+    ? `${count(server.connections.length)} of ${count(server.connection_count)} shown`
+    : shown.length ? plural(shown.length, "connection") : "nobody is connected");
+  fold(byId("connections-card"), !shown.length);
+  sync(byId("connections"), shown, (one) => `${one.peer} ${one.name}`, makeConnection, updateConnection);
 }
 
 export function showEvents(events, choose) {
-  say(byId("events-count"), events.length ? `last ${count(events.length)}` : "");
-  const newestFirst = [...events].reverse();
-  sync(byId("events"), newestFirst.length ? newestFirst : [null],
-    (event) => (event ? event.id : ""),
+  say(byId("events-count"), events.length ? `last ${count(events.length)}` : "no failover, rollback or change of state");
+  fold(byId("events-card"), !events.length);
+  sync(byId("events"), [...events].reverse(), ({ id }) => id,
     (event) => {
-      if (!event) return make("li", { class: "empty" }, "Nothing has happened since the dashboard began.");
       const element = make("li", {},
         make("time", { datetime: new Date(event.time * 1000).toISOString() }, clock(event.time)),
         make("span", { class: "badge", "data-kind": event.kind }, event.kind));
@@ -86,6 +83,7 @@ const orDash = (value, format) => (value === null || value === undefined ? "–"
 
 function updatePipeline(element, pipeline, now) {
   const [bar, left, batches] = element.children;
+  fold(element, !pipeline.recent.length);
   const last = pipeline.recent.at(-1);
   const spent = pipeline.recent.slice(-10).reduce((sum, batch) => sum + batch.seconds, 0);
   const rows = pipeline.recent.slice(-10).reduce((sum, batch) => sum + batch.rows, 0);

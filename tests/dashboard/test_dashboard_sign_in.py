@@ -1,0 +1,180 @@
+"""Where the server has users, viewers sign in and see what their roles allow."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from dashboardkit import PATIENCE, Answer, ask, eventually
+
+from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.dashboard import sign_in
+from upriver.dashboard.collector import Collector
+from upriver.dashboard.httpd import DashboardServer
+from upriver.dashboard.remote import RemoteServer
+from upriver.dashboard.sign_in import COOKIE, Sessions
+from upriver.errors import ConfigError, UpriverError
+from upriver.producer.bootstrap.users import Grant, Role, Users
+from upriver.producer.server_settings import ServerSettings
+from upriver.store import BucketSettings
+from upriver.testing import TemporaryProducer
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    users = Users()
+    users.add("admin", "secret", Grant(Role.ADMINISTER), iterations=4096)
+    users.add("ann", "secret", Grant(Role.READ_DATA, "default"), iterations=4096)
+    users.add("bob", "secret", Grant(Role.READ_STREAM, "other"), iterations=4096)
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    users.save(path)
+    with TemporaryProducer(vbuckets=2, settings=ServerSettings(users=path)) as producer:
+        producer.producer.store.create_bucket("other", BucketSettings(vbuckets=2))
+        producer.write(b"k", b"v")
+        feed = ProducerFeed(producer.producer)
+        with (
+            Collector(feed.sample, interval=0.05) as collector,
+            DashboardServer(collector, feed, port=0) as page,
+        ):
+            eventually(lambda: collector.latest.document["server"] is not None)
+            yield page.url
+
+
+def basic(user: str, password: str = "secret") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def post(url: str, path: str, body: bytes, **headers: str) -> Answer:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = HTTPConnection(address.hostname, address.port, timeout=PATIENCE)
+    given = {"Content-Type": "application/json"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    try:
+        connection.request("POST", path, body, given)
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/stats.json",
+        "/history.json",
+        "/metrics",
+        "/vbucket.json?bucket=default&vbucket=0",
+        "/document.json?bucket=default&key=k",
+    ],
+)
+def test_nothing_is_shown_to_those_who_have_not_signed_in(url: str, path: str) -> None:
+    for header in ("", "Basic", "Basic !", basic("ann", "wrong"), basic("nobody")):
+        answer = ask(url, path, Authorization=header)
+        assert (answer.status, answer.content) == (
+            401,
+            {"error": "sign in with a user of the server"},
+        )
+    assert ask(url, path, Cookie=f"{COOKIE}=guessed").status == 401
+    assert ask(url, path, Authorization=basic("admin")).status == 200
+
+
+def test_the_page_itself_and_health_are_open(url: str) -> None:
+    assert ask(url, "/").status == 200
+    assert ask(url, "/health").status == 200
+
+
+def test_a_viewer_sees_the_buckets_of_his_roles(url: str) -> None:
+    def buckets(user: str) -> list[str]:
+        content = ask(url, "/stats.json", Authorization=basic(user)).content
+        return [bucket["name"] for bucket in content["server"]["buckets"]]
+
+    assert buckets("admin") == ["default", "other"]
+    assert buckets("ann") == ["default"]
+    assert buckets("bob") == ["other"]
+    metrics = ask(url, "/metrics", Authorization=basic("bob")).body
+    assert b'bucket="other"' in metrics
+    assert b'bucket="default"' not in metrics
+    hidden = ask(url, "/vbucket.json?bucket=default&vbucket=0", Authorization=basic("bob"))
+    assert hidden.status == 404
+
+
+def test_documents_need_the_role_to_read_data(url: str) -> None:
+    path = "/document.json?bucket=default&key=k"
+    shown = ask(url, path, Authorization=basic("ann")).content
+    assert [one["value"] for one in shown["versions"]] == ["v"]
+    assert ask(url, path, Authorization=basic("bob")).status == 404  # it cannot see the bucket
+    refused = ask(url, path.replace("default", "other"), Authorization=basic("bob"))
+    assert refused.status == 403
+    assert "no role read_data in bucket other" in refused.content["error"]
+
+
+def test_a_session_lasts_until_its_end(url: str) -> None:
+    opened = post(url, "/sign-in", json.dumps({"user": "ann", "password": "secret"}).encode())
+    assert opened.status == 200
+    cookie = opened.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    token = cookie.partition(";")[0]
+    assert ask(url, "/stats.json", Cookie=token).status == 200
+    assert post(url, "/sign-out", b"{}", Cookie=token).status == 200
+    assert ask(url, "/stats.json", Cookie=token).status == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"user": "ann", "password": "wrong"}', "application/json", 403),
+        (b'{"user": "ann", "password": "secret"}', "text/plain", 415),
+        (b'{"user": "ann"}', "application/json", 400),
+        (b'{"user": 1, "password": 2}', "application/json", 400),
+        (b"[" * 4000, "application/json", 400),
+        (b" " * 5000, "application/json", 400),
+    ],
+)
+def test_a_sign_in_that_is_wrong_is_refused(url: str, body: bytes, kind: str, status: int) -> None:
+    answer = post(url, "/sign-in", body, Content_Type=kind)
+    assert answer.status == status
+    assert answer.headers["Set-Cookie"] is None
+
+
+def test_sessions_are_bounded_in_number_and_time() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda name, password: name, clock=lambda: now[0])
+    first = sessions.open("ann")
+    now[0] += sign_in._IDLE_SECONDS
+    assert sessions.user(first) == "ann"  # which counts as use
+    now[0] += sign_in._IDLE_SECONDS + 1
+    assert sessions.user(first) is None
+    tokens = [sessions.open("ann") for _ in range(sign_in._MOST_SESSIONS + 1)]
+    assert sessions.user(tokens[0]) is None
+    assert sessions.user(tokens[1]) == "ann"
+
+
+def test_a_dashboard_elsewhere_uses_the_rights_of_its_user(url: str) -> None:
+    with pytest.raises(UpriverError, match="needs --user and a password"):
+        RemoteServer(url).sample()
+    server = RemoteServer(url, "ann", "secret")
+    assert [bucket["name"] for bucket in server.sample()["buckets"]] == ["default"]
+    found = server.document(None, "default", "_default._default", "k")
+    assert found is not None
+    assert found["versions"][0]["value"] == "v"
+    with pytest.raises(UpriverError, match="there is no document with this key"):
+        server.document(None, "default", "_default._default", "none")
+
+
+def test_passwords_do_not_cross_a_network_by_accident(tmp_path: Path) -> None:
+    users = Users()
+    users.add("ann", "secret", Grant(Role.READ_DATA), iterations=4096)
+    users.save(tmp_path / "users.json")
+    settings = ServerSettings(users=tmp_path / "users.json")
+    with TemporaryProducer(vbuckets=2, settings=settings) as producer:
+        feed = ProducerFeed(producer.producer)
+        with pytest.raises(ConfigError, match="without TLS"):
+            DashboardServer(Collector(feed.sample), feed, host="0.0.0.0", port=0)
