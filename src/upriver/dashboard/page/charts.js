@@ -6,7 +6,8 @@ const WIDTH = 300;
 const HEIGHT = 64;
 const LEAST_SECONDS = 60;
 const STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800];
-const TICKS = 5;
+/** Pixels that a time on the axis takes at least. */
+const TICK_WIDTH = 80;
 
 /** The next number of the form 1, 2 or 5 times a power of ten. */
 function roundUp(value) {
@@ -14,11 +15,13 @@ function roundUp(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-/** The times that the axis names: round ones, not more than a few. */
-function ticks(start, end) {
-  const step = STEPS.find((one) => (end - start) / one <= TICKS) ?? STEPS.at(-1);
+/** The times that the axis names: round ones, as many as there is room for. */
+function ticks(start, end, width) {
+  const most = Math.max(1, Math.floor(width / TICK_WIDTH));
+  const step = STEPS.find((one) => (end - start) / one <= most) ?? STEPS.at(-1);
+  const edge = ((end - start) * TICK_WIDTH) / 3 / Math.max(width, 1);
   const found = [];
-  for (let at = Math.ceil(start / step) * step; at <= end; at += step) found.push(at);
+  for (let at = Math.ceil((start + edge) / step) * step; at <= end - edge; at += step) found.push(at);
   return found;
 }
 
@@ -60,7 +63,7 @@ export class Plot {
     this.y = (value) => this.height - (value / top) * (this.height - 4);
     this.draw();
     this.drawMarks(marks);
-    const labels = ticks(this.start, end).map((time) => {
+    const labels = ticks(this.start, end, this.svg.clientWidth || WIDTH).map((time) => {
       const label = make("span", {}, range > 600 ? minutes(time) : clock(time));
       label.style.left = `${(this.x(time) / WIDTH) * 100}%`;
       return label;
