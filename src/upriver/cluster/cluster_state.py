@@ -143,6 +143,8 @@ class ClusterState:
             this_node=places[name],
             rows=rows,
             replicas=self.replicas,
+            cluster_name=self.cluster,
+            cluster_uuid=self.cluster,
         )
         bucket = bucket_json(
             cluster,

@@ -138,7 +138,7 @@ class Server:
             return None
         self._http = HttpServer(
             self.node.users,
-            RestApi(self.node, self.drop_connections),
+            RestApi(self.node, self.drop_connections, self.rename),
             takes_passwords=tls is not None or self.settings.takes_plain,
         )
         host, wanted = self.settings.host, self.settings.http_port
@@ -262,6 +262,17 @@ class Server:
                 end()
 
         asyncio.run_coroutine_threadsafe(drop(), self._loop).result()
+
+    def rename(self, name: str) -> None:
+        """Gives a single server a name, and its clients maps with that name. For other threads."""
+        assert self._loop is not None
+        self.node.store.rename(name)
+
+        async def tell() -> None:
+            for given in self.node.own_maps():
+                self._push_map(given)
+
+        asyncio.run_coroutine_threadsafe(tell(), self._loop).result()
 
     # ---- statistics ----------------------------------------------------------------------
 

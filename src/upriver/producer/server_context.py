@@ -26,6 +26,8 @@ __all__ = ["VERSION", "GivenMap", "ServerContext"]
 #: The version that clients are told. Several clients choose their commands by it, so it names the
 #: Couchbase release whose commands are served.
 VERSION: Final = "7.6.0-0000-upriver"
+#: The name of a single server that has none.
+_UNNAMED: Final = "upriver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +39,14 @@ class GivenMap:
     rev: int
     config: bytes
 
-    def message(self, *, json: bool) -> kv.ClustermapChanged:
-        """Returns the notification that sends the map to a client."""
+    def message(self, *, json: bool, brief: bool = False) -> kv.ClustermapChanged:
+        """Returns the notification that sends the map to a client; a brief one its version only."""
         return kv.ClustermapChanged(
             bucket=self.bucket,
             epoch=self.epoch,
             revision=self.rev,
-            config=self.config,
-            datatype=Datatype.JSON if json else Datatype.RAW,
+            config=b"" if brief else self.config,
+            datatype=Datatype.JSON if json and not brief else Datatype.RAW,
         )
 
 
@@ -134,8 +136,15 @@ class ServerContext:
 
     @property
     def cluster_name(self) -> str:
-        """The name of the cluster, which distinguishes it from others."""
-        return "upriver" if self.membership is None else self.membership.member.cluster
+        """The name of the cluster: of a single server, the one that an administrator gave it."""
+        if self.membership is None:
+            return self.store.name or _UNNAMED
+        return self.membership.member.cluster
+
+    @property
+    def cluster_uuid(self) -> str:
+        """What distinguishes the cluster, or a single server, from others."""
+        return self.store.uuid if self.membership is None else self.membership.member.cluster
 
     @property
     def leased(self) -> bool:
@@ -185,10 +194,24 @@ class ServerContext:
             tls_port=port if tls else None,
             http_port=None if tls else http_port,
             https_port=http_port if tls else None,
+            uuid=self.store.uuid,
         )
+        self._raise_rev()
+
+    def _raise_rev(self) -> None:
         # Taken from the clock: ports may differ after a restart, and clients ignore older
         # revisions.
         self._rev = max(self._rev + 1, int(self.now()))
+
+    def own_maps(self) -> list[GivenMap]:
+        """Returns new versions of the maps of a single server: the cluster's and each bucket's."""
+        self._raise_rev()
+        maps = [("", self.config(None))]
+        maps += [(bucket.name, self.config(bucket)) for bucket in self.open_buckets()]
+        return [
+            GivenMap(bucket=name, epoch=self._epoch, rev=self._rev, config=config or b"")
+            for name, config in maps
+        ]
 
     @property
     def serves(self) -> bool:
@@ -239,7 +262,13 @@ class ServerContext:
             return None
         rows = ((0,),) * bucket.settings.vbuckets if bucket else ()
         cluster = cluster_config.ClusterConfig(
-            rev=self._rev, epoch=self._epoch, nodes=(self._address,), this_node=0, rows=rows
+            rev=self._rev,
+            epoch=self._epoch,
+            nodes=(self._address,),
+            this_node=0,
+            rows=rows,
+            cluster_name=self.cluster_name,
+            cluster_uuid=self.cluster_uuid,
         )
         if bucket is None:
             return cluster_config.cluster_json(cluster)

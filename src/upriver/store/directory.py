@@ -2,6 +2,8 @@
 
     lock                  the process that has it open; an advisory lock that ends with it
     store.json            the format version
+    uuid                  distinguishes the store from others; made when it is first opened
+    name                  the name that an administrator gave it, if any
     buckets/NAME/         settings.json, uuid, and data/, the files of RocksDB
     buckets/.making-NAME, .going-NAME    a bucket that is being created or dropped
 
@@ -46,7 +48,10 @@ from .record_layout import FORMAT
 __all__ = ["Store"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,99}")
-#: Bytes of a bucket's uuid, as on Couchbase servers. It distinguishes buckets of the same name.
+#: The most characters in the name of a store, as of a Couchbase cluster.
+_MAX_STORE_NAME: Final = 256
+#: Bytes of a bucket's or a store's uuid, as on Couchbase servers. It distinguishes those of the
+#: same name.
 _UUID_BYTES: Final = 16
 #: The mode of created directories: only the owner may read the documents.
 _PRIVATE: Final = 0o700
@@ -82,10 +87,33 @@ class Store:
             self._lock = _take_lock(self.path)
             try:
                 _check_format(self.path, create=create)
+                #: Distinguishes this store from others, for ever.
+                self.uuid = _own_uuid(self.path)
+                self._name = _read_name(self.path)
                 _finish_renames(self.path / "buckets")
             except BaseException:
                 os.close(self._lock)
                 raise
+
+    # ---- the store itself ----------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name that an administrator gave the store; empty without one."""
+        return self._name
+
+    def rename(self, name: str) -> None:
+        """Gives the store a name, or with an empty one none."""
+        if len(name) > _MAX_STORE_NAME or not (name.isprintable() and name.strip() == name):
+            raise StoreRefusal(
+                Status.INVALID,
+                f"the name must be at most {_MAX_STORE_NAME} printable characters, "
+                "without blanks around them",
+            )
+        with self._guard, _named_errors(self.path):
+            self._check_open()
+            _write_file(self.path / "name", name.encode())
+            self._name = name
 
     # ---- buckets -------------------------------------------------------------------------
 
@@ -307,6 +335,21 @@ def _load_settings(home: Path) -> BucketSettings:
         raise StoreDamaged(
             path=str(home), problem=f"settings.json cannot be read: {problem}"
         ) from None
+
+
+def _own_uuid(path: Path) -> str:
+    if not (path / "uuid").exists():
+        _write_file(path / "uuid", secrets.token_hex(_UUID_BYTES).encode())
+    return _load_uuid(path)
+
+
+def _read_name(path: Path) -> str:
+    try:
+        return (path / "name").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except ValueError as problem:
+        raise StoreDamaged(path=str(path), problem=f"name cannot be read: {problem}") from None
 
 
 def _load_uuid(home: Path) -> str:

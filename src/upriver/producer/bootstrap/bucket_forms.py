@@ -30,7 +30,8 @@ _FIXED: Final[dict[str, frozenset[str]]] = {
     "maxTTL": frozenset({"0"}),
     # Both policies mean the same here: documents are read from disk when memory is short.
     "evictionPolicy": frozenset({"valueOnly", "fullEviction"}),
-    "compressionMode": frozenset({"passive"}),
+    # Active allows the server to compress documents, and never obliges it to.
+    "compressionMode": frozenset({"passive", "active"}),
     "conflictResolutionType": frozenset({"seqno"}),
     "durabilityMinLevel": frozenset({"none"}),
     "storageBackend": frozenset({"couchstore"}),
@@ -75,6 +76,8 @@ def _take(
         if allowed is not None:
             if value not in allowed:
                 errors[field] = f"{field} can only be {' or '.join(sorted(allowed))} here"
+            elif field == "compressionMode":
+                changes["compression_mode"] = value
         elif field in ("ramQuotaMB", "ramQuota"):
             _number(form, field, _MEMORY, changes, errors, "memory")
         elif field == "flushEnabled":

@@ -65,7 +65,7 @@ class NodeAddress:
     tls_port: int | None = None
     http_port: int | None = None
     https_port: int | None = None
-    #: The node's name in the cluster, if it has one.
+    #: What tells the node from others: its name in the cluster, or its store's uuid.
     uuid: str = ""
 
     def __post_init__(self) -> None:
@@ -91,6 +91,9 @@ class ClusterConfig:
     #: bucket may have other rows; without a bucket they are empty.
     rows: tuple[tuple[int, ...], ...] = ()
     replicas: int = 0
+    #: Name and uuid of the cluster. Clients label their metrics with them.
+    cluster_name: str = ""
+    cluster_uuid: str = ""
 
     def __post_init__(self) -> None:
         if self.rev < 1 or self.epoch < 1:
@@ -168,6 +171,8 @@ def _version_and_nodes(cluster_map: ClusterConfig) -> dict[str, Any]:
     return {
         "rev": cluster_map.rev,
         "revEpoch": cluster_map.epoch,
+        **({"clusterName": cluster_map.cluster_name} if cluster_map.cluster_name else {}),
+        **({"clusterUUID": cluster_map.cluster_uuid} if cluster_map.cluster_uuid else {}),
         "nodesExt": [
             {
                 "services": _services(node),

@@ -89,7 +89,9 @@ RULES: Final[dict[Feature, Rule]] = {
     Feature.SUBDOC_REPLICA_READ: Rule(_YES, "sub-documents are read from replicas too"),
     Feature.CLUSTERMAP_KNOWN_VERSION: Rule(_YES, "a map the client has is not sent again"),
     Feature.DEDUPE_NOT_MY_VBUCKET: Rule(_NO, "every misdirected request is answered with the map"),
-    Feature.CLUSTERMAP_BRIEF_NOTIFICATION: Rule(_NO, "a notification carries the map"),
+    Feature.CLUSTERMAP_BRIEF_NOTIFICATION: Rule(
+        _YES, "a notification has the version of the map only", needs=Feature.DUPLEX
+    ),
 }
 
 

@@ -11,7 +11,6 @@ This module knows no sockets: it gets values and returns objects to encode as JS
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from .users import ALL_BUCKETS, Role, User
 __all__ = ["bucket_document", "node_services", "pool", "pools", "whoami"]
 
 _MIB: Final = 1024 * 1024
-_UUID_DIGITS: Final = 32
 
 #: Couchbase's names of the roles.
 _ROLES: Final = {
@@ -46,8 +44,8 @@ def whoami(name: str | None, user: User | None) -> dict[str, Any]:
     return {"roles": roles, "id": user.name, "domain": "local"}
 
 
-def pools(version: str, cluster: str, *, administers: bool) -> dict[str, Any]:
-    """Returns the document of ``/pools``; ``cluster`` is the name of the cluster."""
+def pools(version: str, uuid: str, *, administers: bool) -> dict[str, Any]:
+    """Returns the document of ``/pools``; ``uuid`` is that of the cluster."""
     return {
         "isAdminCreds": administers,
         "isROAdminCreds": False,
@@ -55,11 +53,11 @@ def pools(version: str, cluster: str, *, administers: bool) -> dict[str, Any]:
         "pools": [
             {
                 "name": "default",
-                "uri": f"/pools/default?uuid={_uuid(cluster)}",
-                "streamingUri": f"/poolsStreaming/default?uuid={_uuid(cluster)}",
+                "uri": f"/pools/default?uuid={uuid}",
+                "streamingUri": f"/poolsStreaming/default?uuid={uuid}",
             }
         ],
-        "uuid": _uuid(cluster),
+        "uuid": uuid,
         "implementationVersion": version,
         "componentsVersion": {"upriver": version},
     }
@@ -137,7 +135,7 @@ def bucket_document(
         "evictionPolicy": "fullEviction",
         "durabilityMinLevel": "none",
         "conflictResolutionType": "seqno",
-        "compressionMode": "passive",
+        "compressionMode": settings.compression_mode,
         "maxTTL": 0,
         "nodes": _nodes(terse, version),
         "stats": {"uri": f"{base}/stats"},
@@ -159,7 +157,7 @@ def _nodes(terse: Mapping[str, Any], version: str) -> list[dict[str, Any]]:
             {
                 "hostname": f"{host}:{management}",
                 "otpNode": f"n_0@{host}:{direct or tls}",
-                "nodeUUID": node.get("nodeUUID") or _uuid(f"{host}:{direct or tls}"),
+                **({"nodeUUID": node["nodeUUID"]} if "nodeUUID" in node else {}),
                 "ports": {"direct": direct, **({"httpsMgmt": services["mgmtSSL"]} if tls else {})},
                 "services": ["kv"],
                 "status": "healthy",
@@ -179,7 +177,3 @@ def _nodes(terse: Mapping[str, Any], version: str) -> list[dict[str, Any]]:
 def _compatibility(version: str) -> int:
     major, minor = version.split(".")[:2]
     return int(major) << 16 | int(minor)
-
-
-def _uuid(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:_UUID_DIGITS]

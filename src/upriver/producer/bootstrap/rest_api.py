@@ -53,9 +53,15 @@ _OTHER_NODES: Final = "in a cluster, its manager decides which buckets there are
 class RestApi:
     """Answers HTTP requests. All methods but `terse_map` run in threads."""
 
-    def __init__(self, node: ServerContext, let_go: Callable[[Bucket], None]) -> None:
-        """``let_go`` closes every connection that uses a bucket."""
+    def __init__(
+        self,
+        node: ServerContext,
+        let_go: Callable[[Bucket], None],
+        rename: Callable[[str], None],
+    ) -> None:
+        """``let_go`` closes every connection that uses a bucket; ``rename`` names the server."""
         self._node = node
+        self._rename_server = rename
         self._let_go = let_go
 
     def terse_map(self, bucket: str, user: str | None) -> bytes:
@@ -73,6 +79,8 @@ class RestApi:
             return HttpResponse(HTTPStatus.OK, self.terse_map(path[-1], user))
         if path == _BUCKETS and method == "POST":
             return self._create(request, user)
+        if path == _DEFAULT and method == "POST":
+            return self._rename(request, user)
         pages: dict[tuple[str, ...], Callable[[str | None], Any]] = {
             ("",): lambda user: {},
             ("whoami",): self._whoami,
@@ -85,7 +93,7 @@ class RestApi:
         if page is None:
             raise HttpRefusal(HTTPStatus.NOT_FOUND, f"there is no /{'/'.join(path)[:200]}")
         if method != "GET":
-            allowed = "GET, POST" if path == _BUCKETS else "GET"
+            allowed = "GET, POST" if path in (_DEFAULT, _BUCKETS) else "GET"
             raise HttpRefusal(
                 HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not served here", {"Allow": allowed}
             )
@@ -99,7 +107,7 @@ class RestApi:
     def _pools(self, user: str | None) -> Any:
         administers = Role.ADMINISTER in self._node.users.roles(user, None)
         return pool_documents.pools(
-            self._node.version, self._node.cluster_name, administers=administers
+            self._node.version, self._node.cluster_uuid, administers=administers
         )
 
     def _pool(self, user: str | None) -> Any:
@@ -107,6 +115,24 @@ class RestApi:
         return pool_documents.pool(
             node.version, node.cluster_name, self._nodes(), self._visible(user)
         )
+
+    def _rename(self, request: HttpRequest, user: str | None) -> HttpResponse:
+        """Gives a single server a name, as Couchbase clusters are named; nothing else is set."""
+        self._check(user, None, Role.ADMINISTER)
+        form = request.form()
+        errors = {field: f"{field} is not known here" for field in form if field != "clusterName"}
+        if "clusterName" not in form:
+            errors["clusterName"] = "clusterName is missing"
+        elif self._node.membership is not None:
+            errors["clusterName"] = "the manager of a cluster names it"
+        if errors:
+            raise HttpRefusal(HTTPStatus.BAD_REQUEST, "; ".join(errors.values()), errors=errors)
+        try:
+            self._rename_server(form["clusterName"])
+        except StoreRefusal as refusal:
+            rule = refusal.rule
+            raise HttpRefusal(HTTPStatus.BAD_REQUEST, rule, errors={"clusterName": rule}) from None
+        return HttpResponse(HTTPStatus.OK)
 
     def _nodes(self) -> dict[str, Any]:
         """Returns the map without a bucket."""

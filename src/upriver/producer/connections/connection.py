@@ -515,12 +515,19 @@ class Connection(asyncio.Protocol):
         self._server.opened(self, name)
 
     def push_map(self, given: GivenMap) -> None:
-        """Sends a new map of the client's bucket, if it has negotiated notifications."""
-        bucket = self.client.bucket
-        if bucket is None or bucket.name != given.bucket or not self.client.selected:
+        """Sends a new map of the client's bucket, if it has negotiated notifications.
+
+        Clients with brief notifications stop asking for maps. So those without a bucket are told of
+        the cluster's map, and a client that negotiated both kinds gets the brief one.
+        """
+        client = self.client
+        bucket = client.bucket.name if client.bucket is not None and client.selected else ""
+        brief = client.has(Feature.CLUSTERMAP_BRIEF_NOTIFICATION)
+        if bucket != given.bucket:
             return
-        if self.client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._outbox.writable:
-            self._send([given.message(json=self.client.has(Feature.JSON))])
+        whole = bucket and client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._outbox.writable
+        if brief or whole:
+            self._send([given.message(json=client.has(Feature.JSON), brief=brief)])
 
     def follow(self, vbucket: int) -> None:
         bucket = self.bucket()
