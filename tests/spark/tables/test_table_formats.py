@@ -24,9 +24,11 @@ from tablekit import ModelledBucket, rows_of
 from test_table_histories import caught_up, small
 
 from upriver.errors import ConfigError, UpriverError
-from upriver.spark.tables import deletion_vectors, delta_log, key_index
+from upriver.spark.tables import data_files, deletion_vectors, delta_log, key_index
+from upriver.spark.tables.compaction import Pace, chosen_for_compaction
 from upriver.spark.tables.data_files import RowFiles, load_index, read_rows
 from upriver.spark.tables.deletion_vectors import VectorFile, path_of, read_vector
+from upriver.spark.tables.delta_log import DataFile
 from upriver.spark.tables.json_columns import JsonColumns
 from upriver.spark.tables.key_index import Hashes, KeyIndex, hashes_of
 from upriver.spark.tables.shape import MirrorShape
@@ -127,10 +129,12 @@ def test_names_differ_in_every_part_and_the_last_row_of_a_name_counts() -> None:
 # ---- data files --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most", [2**20, 1], ids=["one file a group", "files become full"])
 def test_many_rows_have_a_file_for_each_group_and_the_last_of_a_document_lives(
-    tmp_path: Path,
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the order in which they come, and with deletions between them."""
+    monkeypatch.setattr(data_files, "_MOST_FILE_BYTES", most)
     storage, secret, dice = Storage.parse(tmp_path), bytes(range(16)), random.Random(2)
     shape = MirrorShape(groups=3)
     wanted: dict[bytes, int] = {}
@@ -154,7 +158,9 @@ def test_many_rows_have_a_file_for_each_group_and_the_last_of_a_document_lives(
                     wanted[key] = number
             files.add(rows.to_batches()[0], is_row)
         written = files.finish()
-    assert [one.file.groups for one in written] == [(0, 0), (1, 1), (2, 2)]
+    groups = [one.file.groups for one in written]
+    assert set(groups) == {(0, 0), (1, 1), (2, 2)}
+    assert (len(groups) == 3) == (most > 1)
     found: dict[bytes, int] = {}
     for one in written:
         for batch in read_rows(storage, one.file, but=one.dead):
@@ -163,6 +169,22 @@ def test_many_rows_have_a_file_for_each_group_and_the_last_of_a_document_lives(
             assert len(places) == batch.num_rows
             found |= {row["key"]: row["seqno"] for row in batch.to_pylist()}
     assert found == wanted
+
+
+def test_a_round_of_compaction_is_bounded_and_says_whether_more_is_due() -> None:
+    files = [DataFile(f"{n}", 1000, 10, groups=(n % 4, n % 4)) for n in range(4 * 8)]
+    chosen, more = chosen_for_compaction(files, most_bytes=17_000)
+    assert ([len(some) for some in chosen], more) == ([8, 8], True)
+    chosen, more = chosen_for_compaction(files, most_bytes=1)
+    assert (len(chosen), more) == (1, True)
+    chosen, more = chosen_for_compaction(files, everything=True, most_bytes=1)
+    assert ([len(some) for some in chosen], more) == ([32], False)
+    assert chosen_for_compaction(files[:4]) == ([], False)
+    pace = Pace(1000)
+    pace.took(1000, 4.0)
+    assert pace.bytes == 625
+    pace.took(1000, 0.0)
+    assert 625 < pace.bytes < 4 * 625
 
 
 def _types(shape: MirrorShape) -> list[tuple[str, Any]]:

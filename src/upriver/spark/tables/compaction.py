@@ -18,7 +18,7 @@ from .data_files import MOST_GATHERED, NewFile, RowFiles, cast_rows, read_rows
 from .delta_log import DataFile
 from .storage import Storage
 
-__all__ = ["Rewrite", "Rewritten", "chosen_for_compaction"]
+__all__ = ["Pace", "Rewrite", "Rewritten", "chosen_for_compaction"]
 
 #: The part of a file's rows that are gone, from which on it is rewritten.
 _DEAD: Final = 0.2
@@ -29,8 +29,23 @@ _FACTOR: Final = 8
 _LARGE: Final = 128 * 1024 * 1024
 #: Bytes of a file that is put together with files of other groups.
 _SMALL: Final = 8 * 1024 * 1024
-#: Bytes that one round of compaction rewrites, so that no batch waits for long.
-MOST_BYTES: Final = 512 * 1024 * 1024
+#: Bytes that are rewritten before it is known how fast that goes.
+FIRST_BYTES: Final = 32 * 1024 * 1024
+#: Seconds that a round of compaction may take: the next batch waits for it. A round has at least
+#: one task, which rewrites at most `_LARGE` bytes or one file.
+_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """How much a round of compaction may rewrite, by how long the last ones took."""
+
+    bytes: int = FIRST_BYTES
+
+    def took(self, size: int, seconds: float) -> None:
+        """A round has rewritten so many bytes."""
+        possible = int(size * _SECONDS / max(seconds, 0.01))
+        self.bytes = max(1, (self.bytes + min(possible, 4 * self.bytes)) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +88,12 @@ class Rewrite:
 
 
 def chosen_for_compaction(
-    files: Collection[DataFile], *, everything: bool = False, most_bytes: int = MOST_BYTES
-) -> list[list[DataFile]]:
-    """Which files become one another: lists of files, each the work of one task."""
+    files: Collection[DataFile], *, everything: bool = False, most_bytes: int = FIRST_BYTES
+) -> tuple[list[list[DataFile]], bool]:
+    """Which files become one another: lists of files, each the work of one task.
+
+    Of what is due, ``most_bytes`` are chosen, or all; the second value says whether more is due.
+    """
     chosen: list[list[DataFile]] = []
     alike: dict[tuple[Any, int], list[DataFile]] = {}
     for file in sorted(files, key=lambda file: file.size):
@@ -93,14 +111,16 @@ def chosen_for_compaction(
             chosen += _cut(some)
         else:
             chosen += [[file] for file in some if _is_due(file, everything)]
+    if everything:
+        return chosen, False
     bounded: list[list[DataFile]] = []
-    left = most_bytes
+    size = 0
     for some in chosen:
-        if bounded and left <= 0:
+        size += sum(file.size for file in some)
+        if bounded and size > most_bytes:
             break
         bounded.append(some)
-        left -= sum(file.size for file in some)
-    return bounded
+    return bounded, len(bounded) < len(chosen)
 
 
 def _is_due(file: DataFile, everything: bool) -> bool:
@@ -113,7 +133,7 @@ def _cut(files: list[DataFile]) -> list[list[DataFile]]:
     parts: list[list[DataFile]] = [[]]
     size = 0
     for file in files:
-        if size + file.size > 2 * _LARGE and parts[-1]:
+        if size + file.size > _LARGE and parts[-1]:
             parts.append([])
             size = 0
         parts[-1].append(file)

@@ -37,6 +37,8 @@ __all__ = [
 
 #: Bytes that a task gathers before it writes them; a task with more has a file for each group.
 MOST_GATHERED: Final = 64 * 1024 * 1024
+#: Bytes of a file that gets no more rows: one task rewrites it when many of them are gone.
+_MOST_FILE_BYTES: Final = 128 * 1024 * 1024
 #: Columns whose values hardly repeat: a dictionary of them is work for nothing.
 _UNIQUE_COLUMNS: Final = frozenset({"key", "value", "seqno", "cas", "event_time"})
 #: Rows that are worked on at once: what is done for each piece costs more than for its rows.
@@ -107,6 +109,10 @@ class _OpenFile:
         self._writer.write_table(rows)
         self.rows += rows.num_rows
 
+    @property
+    def is_full(self) -> bool:
+        return self._place.stat().st_size >= _MOST_FILE_BYTES
+
     def close(self) -> NewFile:
         self._writer.close()
         footer = pq.read_metadata(self._place)
@@ -160,6 +166,7 @@ class RowFiles:
         self._numbers: list[npt.NDArray[np.int64]] = []
         self._size = 0
         self._files: dict[int, _OpenFile] = {}
+        self._full: list[_OpenFile] = []
         self._hashes: list[Hashes] = []
         self._groups: list[npt.NDArray[np.int32]] = []
         self._is_row: list[npt.NDArray[np.bool_]] = []
@@ -203,7 +210,7 @@ class RowFiles:
         live = self._live()
         done = []
         with self._stack:
-            for file in self._files.values():
+            for file in (*self._full, *self._files.values()):
                 new = file.close()
                 if self._key is not None:
                     self._index(file, new, live)
@@ -242,6 +249,8 @@ class RowFiles:
             self._write(group, rows_of_group, np.concatenate(numbered[group]))
 
     def _write(self, group: int, rows: pa.Table, numbers: npt.NDArray[np.int64]) -> None:
+        if group in self._files and self._files[group].is_full:
+            self._full.append(self._files.pop(group))
         if group not in self._files:
             self._files[group] = _OpenFile(self._storage, self._schema, self._stack)
         self._files[group].write(rows)

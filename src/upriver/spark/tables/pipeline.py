@@ -125,6 +125,7 @@ class BatchLoop:
         self._book = book
         self._meter = meter
         self._replans = 0
+        self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
         self._tables.apply_pending()
@@ -250,8 +251,8 @@ class BatchLoop:
         """What only rearranges files: if it fails, it is told and tried again later."""
         every, tables = self._settings.compact_every, self._tables
         try:
-            if every and tables.state.batch % every == 0:
-                tables.compact(self._executors)
+            if every and (self._more_to_compact or tables.state.batch % every == 0):
+                self._more_to_compact = tables.compact(self._executors)
             if tables.checkpoint():
                 tables.on_step("checkpoint")
                 tables.vacuum()

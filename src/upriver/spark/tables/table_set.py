@@ -10,6 +10,7 @@ aside in the same way: a commit names them, and the table of dead letters takes 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,7 +22,7 @@ import pyarrow as pa
 from ...errors import ConfigError
 from ..offsets import Offset
 from . import delta_log
-from .compaction import Rewrite, Rewritten, chosen_for_compaction
+from .compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
 from .delta_log import DataFile
 from .executors import Executors
 from .lease import Lease, LeaseLost
@@ -61,6 +62,7 @@ class TableSet:
     #: What a plan has looked up to know where vbuckets can go back to; forgotten after it.
     _versions: dict[int, dict[str, list[DataFile]] | None] = field(default_factory=dict)
     _present: set[str] = field(default_factory=set)
+    _pace: Pace = field(default_factory=Pace)
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -363,14 +365,23 @@ class TableSet:
     def all_tables(self) -> dict[str, OpenTable]:
         return {"": self.ledger, **self.others}
 
-    def compact(self, executors: Executors, *, everything: bool = False) -> int:
-        """Rewrites files that are small or have many dead rows; tells how many went."""
-        gone = 0
+    def compact(self, executors: Executors, *, everything: bool = False) -> bool:
+        """Rewrites files that are small or have many dead rows; says whether more of them are due.
+
+        Unless ``everything`` is to be done, one round takes about a second.
+        """
+        is_more = False
+        left = self._pace.bytes
         for name, table in self.all_tables().items():
             for _ in range(_ATTEMPTS):
-                chosen = chosen_for_compaction(table.files, everything=everything)
+                chosen, more = chosen_for_compaction(
+                    table.files, everything=everything, most_bytes=left
+                )
                 if not chosen:
                     break
+                if left <= 0:
+                    return True
+                began = time.monotonic()
                 letters = name == DEAD_LETTERS
                 tasks = [
                     Rewrite(
@@ -388,10 +399,13 @@ class TableSet:
                 except Conflict:
                     table.refresh()
                     continue
-                gone += sum(len(one.before) for one in done)
+                size = sum(file.size for one in done for file in one.before)
+                self._pace.took(size, time.monotonic() - began)
+                left -= size
+                is_more = is_more or more
                 self.on_step("compaction commit")
                 break
-        return gone
+        return is_more
 
     def _exchange(self, name: str, table: OpenTable, done: Sequence[Rewritten]) -> None:
         actions: list[Any] = []
