@@ -39,8 +39,11 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: Seconds between two looks while nothing happens.
+#: Seconds between two looks: at the least, and at the most after nothing has happened for a while.
 _POLL: Final = 0.02
+_IDLE_POLL: Final = 0.2
+#: The part of the time since the last change that is waited until the next look.
+_POLL_PART: Final = 0.1
 #: Seconds between two attempts to find a node.
 _PAUSE: Final = 0.2
 #: Seconds within which every vbucket that seems to stand still is looked at: after a failover one
@@ -82,6 +85,9 @@ class Driver:
         #: Vbuckets whose newest step is known not to have been refused: only a look at what was
         #: purged since it was read tells, and once it does, nothing can refuse that step any more.
         self._proved: set[int] = set()
+        #: When a plan had something new the last time.
+        self._moved_at = time.monotonic()
+        self._looked_at = 0.0
         self._row_size = _USUAL_ROW
         self._sampled_at = -_SAMPLE_SECONDS
         #: How far the bucket was at the last look.
@@ -168,6 +174,7 @@ class Driver:
         """
         deadline = time.monotonic() + patience
         while True:
+            self._rest(deadline)
             facts = self._facts(previous)
             if facts:
                 if limits.bytes is not None:
@@ -178,12 +185,19 @@ class Driver:
                     planned = _read_anew(previous, planned, facts, can_restore)
                 self._proved |= {vb for vb, fact in facts.items() if not fact.refused}
                 if planned is not previous:
+                    self._moved_at = time.monotonic()
                     self._refuse_losses(previous, planned, facts)
                     self._proved -= {vb for vb in facts if _reads(planned.at(vb), previous.at(vb))}
                     return planned
             if time.monotonic() >= deadline:
                 return previous
-            time.sleep(_POLL)
+
+    def _rest(self, deadline: float) -> None:
+        """Waits until the next look is due: the longer nothing has happened, the later it is."""
+        now = time.monotonic()
+        pause = min(max(_POLL, _POLL_PART * (now - self._moved_at)), _IDLE_POLL)
+        time.sleep(max(0.0, min(self._looked_at + pause, deadline) - now))
+        self._looked_at = time.monotonic()
 
     def prove(self, vbuckets: Iterable[int]) -> None:
         """Vbuckets whose newest step is known to have been read to its end.

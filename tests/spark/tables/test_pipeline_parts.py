@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from upriver.errors import ConfigError
+from upriver.model import StreamOffset
+from upriver.spark.tables.pipeline import divided
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.progress import BatchRecord, LocalProgress, ProgressBook, read_progress
 from upriver.spark.tables.report import page
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.shape import MirrorShape
 from upriver.spark.tables.storage import Storage
+from upriver.spark.task_steps import ReadStep
 
 SOURCE = "couchbase://localhost/default"
 
@@ -73,6 +76,29 @@ def test_a_table_is_a_directory_or_in_an_object_store(tmp_path: Path) -> None:
     for text in ("ftp://host/table", "s3://", ""):
         with pytest.raises(ConfigError, match="table: "):
             TablePlace.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "wanted"),
+    [
+        ([1] * 8, 2, [range(4), range(4, 8)]),
+        ([1, 1, 1, 100], 4, [range(3), range(3, 4)]),
+        ([100, 1, 1], 2, [range(1), range(1, 3)]),
+        ([1] * 3, 8, [range(1), range(1, 2), range(2, 3)]),
+        ([], 4, []),
+    ],
+)
+def test_tasks_have_ranges_of_groups_of_about_the_same_size(
+    sizes: list[int], count: int, wanted: list[range]
+) -> None:
+    steps = [
+        ReadStep(vbucket, 0, StreamOffset.beginning(), size)
+        for group, size in enumerate(sizes)
+        for vbucket in (group, group + len(sizes))
+    ]
+    parts = divided(steps, len(sizes), count)
+    assert [{step.vbucket % len(sizes) for step in part} for part in parts] == [*map(set, wanted)]
+    assert sorted(step.vbucket for part in parts for step in part) == list(range(2 * len(sizes)))
 
 
 def test_members_must_not_take_the_names_of_columns() -> None:

@@ -299,12 +299,16 @@ def divided(steps: Sequence[ReadStep], groups: int, count: int) -> list[tuple[Re
     for step in steps:
         group = step.vbucket % groups if groups else step.vbucket
         together.setdefault(group, []).append(step)
-    parts: list[list[ReadStep]] = [[] for _ in range(min(count, len(together)))]
-    sizes = [0] * len(parts)
-    for some in sorted(together.values(), key=lambda some: -sum(step.size for step in some)):
-        lightest = sizes.index(min(sizes))
-        parts[lightest] += some
-        sizes[lightest] += sum(step.size for step in some)
+    share = sum(step.size for step in steps) / max(1, count)
+    parts: list[list[ReadStep]] = []
+    done = 0.0
+    for _, some in sorted(together.items()):
+        size = sum(step.size for step in some)
+        # a task has the groups of one range, so its files are looked at for few groups later
+        if not parts or (done + size / 2 >= share * len(parts) and len(parts) < count):
+            parts.append([])
+        parts[-1] += some
+        done += size
     return [tuple(part) for part in parts]
 
 
