@@ -104,6 +104,8 @@ def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None
             "seconds": round(seconds, 3),
             "rollbacks": status.rollbacks,
             "dead_letters": status.dead_letters,
+            "lag": status.lag,
+            "lag_seconds": status.lag_seconds,
         }
         click.echo(json.dumps(record))
         return

@@ -172,6 +172,7 @@ class BatchFigures(TypedDict):
     rollbacks: int
     dead_letters: int
     lag: int | None
+    lag_seconds: float | None
     delay: float | None
 
 

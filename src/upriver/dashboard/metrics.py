@@ -334,8 +334,13 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _last_batch(
         "upriver_pipeline_lag_changes",
-        "Changes in the bucket that the newest batch had not read.",
+        "Changes in the bucket that the table did not have, right after the newest commit.",
         lambda batch: batch["lag"],
+    ),
+    _last_batch(
+        "upriver_pipeline_lag_seconds",
+        "Seconds that the table was behind the bucket, right after the newest commit.",
+        lambda batch: batch["lag_seconds"],
     ),
     _last_batch(
         "upriver_pipeline_delay_seconds",

@@ -38,8 +38,9 @@ class ProgressFile:
     def sample(self) -> PipelineFigures:
         for line in self._new_lines():
             try:
-                batch = checked(BatchFigures, json.loads(line))
-            except (ValueError, RecursionError):
+                # older lines do not tell the lag in seconds
+                batch = checked(BatchFigures, {"lag_seconds": None} | json.loads(line))
+            except (ValueError, TypeError, RecursionError):
                 continue
             if batch["time"] > self._newest:
                 self._count(batch)

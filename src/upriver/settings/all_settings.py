@@ -154,6 +154,9 @@ PIPELINE: Final = (
     _S("keepVersionsSize", _K.SIZE, "10g",
        "bytes that only older versions may need; the oldest are deleted first", most=2**60,
        flag="--keep-versions-size"),
+    _S("allowChange", _K.FLAG, "false",
+       "let a table that is there become what is asked for: of other collections",
+       flag="--allow-change"),
     _S("storageOptions", _K.SECRET, None,
        "options of an object store as deltalake takes them, as a JSON object; better set "
        "variables such as AWS_ACCESS_KEY_ID in the driver's environment"),

@@ -47,6 +47,7 @@ class PipelineOptions(TypedDict, total=False):
     compact_every: int
     keep_versions: float | str
     keep_versions_size: int | str
+    allow_change: bool
     storage_options: str | Mapping[str, str]
 
 

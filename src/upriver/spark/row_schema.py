@@ -142,7 +142,7 @@ class RowBuilder:
         *,
         branches: Mapping[int, int],
         vbuuids: Mapping[int, int],
-        names: Callable[[int], tuple[str, str]],
+        names: Callable[[int], tuple[str | None, str]],
     ) -> None:
         self._rows = rows
         self._schema = arrow_schema(rows)

@@ -129,8 +129,24 @@ class Driver:
         """Looks at less from now on."""
         self._options = options
 
+    def choose(self, options: ReadOptions) -> None:
+        """Looks at other collections from now on."""
+        self._options = options
+        self._survey.choose(options.collections, options.scope)
+        self._proved.clear()
+
     def collections(self) -> Collections:
-        return self._survey.collections()
+        """The names of scopes and collections, asked of a node now."""
+        return self._patiently(self._survey.collections)
+
+    def high_seqnos_of(self, options: ReadOptions) -> dict[int, int]:
+        """The high seqnos of some collections, which must not stay chosen."""
+        before = self._options
+        self._survey.choose(options.collections, options.scope)
+        try:
+            return self._patiently(self._survey.high_seqnos)
+        finally:
+            self._survey.choose(before.collections, before.scope)
 
     def look(self) -> dict[int, VBucketSeqnos]:
         """Every vbucket that is wanted, as it is now."""
@@ -208,7 +224,8 @@ class Driver:
 
     def target(self) -> dict[int, int]:
         """What "available now" means now."""
-        self.highs = self._patiently(self._survey.high_seqnos)
+        highs = self._patiently(self._survey.high_seqnos)
+        self.highs = {vb: highs[vb] for vb in self._wanted(highs)}
         return dict(self.highs)
 
     def standing(self, reached: Offset) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -22,8 +23,10 @@ from ..consumer.reader_settings import ConsumerSettings, RollbackPolicy
 from ..consumer.topology.seqno_survey import Survey
 from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
 from ..model import NO_END, FailoverLog
-from ..session.consumer_events import RolledBack, Rows, StreamOpened
+from ..session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
 from ..session.stream_position import Position
+from ..wire import messages as m
+from .collection_events import CollectionLog
 from .consumer_cache import CacheKey, consumer_for, keep
 from .pushdown_filters import PushedFilters
 from .restate import Restatement
@@ -59,13 +62,18 @@ def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
 
 
 def read_steps(
-    options: ReadOptions, steps: Sequence[ReadStep], skipped: set[int] | None = None
+    options: ReadOptions,
+    steps: Sequence[ReadStep],
+    skipped: set[int] | None = None,
+    log: CollectionLog | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some steps of a batch.
 
     Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
+    ``log`` is told what happened to collections.
     """
-    names = _CollectionNames()
+    log = log if log is not None else CollectionLog()
+    names = _CollectionNames(log)
     builder = _builder(options, steps, names)
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
     restatement = None
@@ -84,7 +92,7 @@ def read_steps(
     anew = False
     since = 0.0
     while positions:
-        attempt = _Attempt(options, wanted, positions, names, anew=anew, whole=whole)
+        attempt = _Attempt(options, wanted, positions, names, log, anew=anew, whole=whole)
         for batch in attempt.batches():
             for rows in builder.changes(batch):
                 yield rows if restatement is None else restatement.restate(rows)
@@ -135,7 +143,7 @@ def read_whole_snapshots(
     options: ReadOptions, steps: Sequence[ReadStep], wanted: PushedFilters
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a batch read: everything up to now, or exactly what was asked for."""
-    names = _CollectionNames()
+    names = _CollectionNames(CollectionLog())
     builder = _builder(options, steps, names)
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
     if rollbacks:
@@ -169,16 +177,20 @@ def _position(step: ReadStep) -> Position:
 class _CollectionNames:
     """What collections are called, as the consumer of the moment knows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: CollectionLog) -> None:
         self.consumer: Consumer | None = None
+        self._log = log
 
-    def __call__(self, number: int) -> tuple[str, str]:
-        if self.consumer is None:
+    def __call__(self, number: int) -> tuple[str | None, str]:
+        """LookupError if neither the server nor the reader has heard of it."""
+        found = self._log.known.get(number)
+        if self.consumer is not None:
+            with suppress(RemoteProtocolError):  # it was dropped before the consumer came
+                found = self.consumer.collections.names(number)
+        self._log.met[number] = found or (None, f"{number:#x}")
+        if found is None:
             raise LookupError(number)
-        try:
-            return self.consumer.collections.names(number)
-        except RemoteProtocolError:
-            raise LookupError(number) from None
+        return found
 
 
 class _Attempt:
@@ -190,6 +202,7 @@ class _Attempt:
         steps: dict[int, ReadStep],
         positions: dict[int, Position],
         names: _CollectionNames,
+        log: CollectionLog,
         *,
         anew: bool,
         whole: frozenset[int],
@@ -205,6 +218,7 @@ class _Attempt:
         self._whole = whole
         #: Vbuckets that were not read to their end, because their branch is gone.
         self.left_behind: set[int] = set()
+        self._log = log
         #: Where reading must go on, on a node that knows the branch.
         self.not_found: dict[int, Position] = {}
 
@@ -221,11 +235,27 @@ class _Attempt:
                 elif isinstance(event, RolledBack):
                     undisturbed = False
                     self._left(event)
+                elif isinstance(event, SystemHappened):
+                    self._happened(event)
         finally:
             if consumer.finished and undisturbed:
                 keep(self._cache_key, consumer)
             else:
                 consumer.close()
+
+    def _happened(self, happened: SystemHappened) -> None:
+        """A collection began or ended: what is older of its name is gone."""
+        event = happened.event
+        if isinstance(event, m.CollectionCreated | m.CollectionDropped) and self._steps[
+            happened.vbucket
+        ].wants(event.seqno):
+            self._log.happened(
+                happened.vbucket,
+                event.seqno,
+                event.collection,
+                self._names,
+                dropped=isinstance(event, m.CollectionDropped),
+            )
 
     def _left(self, event: RolledBack) -> None:
         """A vbucket is not to be read any further here."""

@@ -39,6 +39,8 @@ _MAX_TEXT: Final = 32 * 1024 * 1024
 _MAX_COLLECTIONS: Final = 65_536
 _MAX_NAME: Final = 251
 _MAX_ID: Final = 2**32 - 1
+#: No name has a number sign. Whether there is such an id is left to the server.
+_BY_ID = re.compile(r"#([0-9a-f]{1,8})")
 _UID = re.compile(r"[0-9a-fA-F]{1,16}")
 #: Most names listed in the error for an unknown name that resembles none.
 _LISTED: Final = 10
@@ -86,7 +88,9 @@ class Collections:
     # ---- lookup --------------------------------------------------------------------------
 
     def id_of(self, name: str) -> int:
-        """The id of ``scope.collection``, or of a collection in the default scope."""
+        """The id of ``scope.collection``, of a collection in the default scope, or of ``#id``."""
+        if by_id := _BY_ID.fullmatch(name):
+            return int(by_id[1], 16)
         live = self._live()
         if name not in live:
             raise _unknown("collection", name, live)
@@ -136,14 +140,21 @@ class Collections:
         # a stream that is filtered by collections carries no scope events
         return self.scopes.get(scope_id, f"{scope_id:#x}")
 
+    def live_names(self) -> dict[int, tuple[str, str]]:
+        """By id the names of scope and collection of all that were not dropped."""
+        return {
+            collection_id: (self._scope(scope_id), name)
+            for collection_id, (scope_id, name) in self.collections.items()
+            if collection_id not in self.dropped and scope_id not in self.dropped_scopes
+        }
+
     def _live(self) -> dict[str, int]:
         """Collection ids by every name under which a collection can be looked up."""
         live = {}
-        for collection_id, (scope_id, name) in self.collections.items():
-            if collection_id not in self.dropped and scope_id not in self.dropped_scopes:
-                live[f"{self._scope(scope_id)}.{name}"] = collection_id
-                if scope_id == 0:
-                    live[name] = collection_id
+        for collection_id, (scope, name) in self.live_names().items():
+            live[f"{scope}.{name}"] = collection_id
+            if self.collections[collection_id][0] == 0:
+                live[name] = collection_id
         return live
 
     # ---- events --------------------------------------------------------------------------

@@ -82,6 +82,11 @@ class Survey:
         """The nodes of the newest map that is known."""
         return self._topology.nodes
 
+    def choose(self, collections: tuple[str, ...], scope: str = "") -> None:
+        """Surveys other collections from now on."""
+        self._wanted = collections, scope
+        self._chosen = None
+
     def _collection_ids(self) -> tuple[int, ...]:
         """The ids of the wanted collections; empty if all are wanted."""
         names, scope = self._wanted

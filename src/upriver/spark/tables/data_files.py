@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..collection_events import CollectionEnd, Name, ended_rows, named_rows
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile
 from .key_index import NAME_COLUMNS, Hashes, KeyIndex, hashes_of, index_path
@@ -32,6 +33,7 @@ __all__ = [
     "joined",
     "load_index",
     "read_rows",
+    "rows_of_collections",
     "rows_of_vbuckets",
 ]
 
@@ -318,6 +320,18 @@ def rows_of_vbuckets(
     with storage.source(file.path) as source:
         column = pq.ParquetFile(source).read(columns=["vbucket"]).column("vbucket")
         chosen = np.isin(column.to_numpy(), np.array(list(vbuckets), np.int32))
+    return np.flatnonzero(chosen).astype(np.uint32)
+
+
+def rows_of_collections(
+    storage: Storage, file: DataFile, ends: list[CollectionEnd], gone: Collection[Name] = ()
+) -> npt.NDArray[np.uint32]:
+    """The numbers of rows that collections have lost, or that are of collections ``gone``."""
+    with storage.source(file.path) as source:
+        rows = pq.ParquetFile(source).read(columns=["vbucket", "seqno", "scope", "collection"])
+    if not rows.num_rows:
+        return np.empty(0, np.uint32)
+    chosen = ended_rows(rows, ends) | named_rows(rows, set(gone))
     return np.flatnonzero(chosen).astype(np.uint32)
 
 

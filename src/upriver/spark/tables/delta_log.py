@@ -218,6 +218,17 @@ class Snapshot:
             remove.get("deletionVector")
         )
 
+    def changed_metadata(
+        self, properties: Mapping[str, str], schema: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The action for other properties or another schema (JSON); none if they are the same."""
+        configuration = {**self.configuration, **properties}
+        schema = self.schema if schema is None else schema
+        if configuration == self.configuration and schema == self.schema:
+            return []
+        told = {name: value for name, value in self._meta.items() if value is not None}
+        return [{"metaData": told | {"configuration": configuration, "schemaString": schema}}]
+
     @property
     def rows(self) -> int:
         return sum(file.live for file in self.files.values())

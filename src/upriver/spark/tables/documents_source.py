@@ -33,12 +33,13 @@ _SHAPE: Final = "upriver.shape"
 
 
 def documents_as_rows(
-    spark: SparkSession, options: Mapping[str, str], shape: MirrorShape
+    spark: SparkSession, options: Mapping[str, str], any_wanted: bool, shape: MirrorShape
 ) -> DataFrame:
-    """The changes of a bucket, each as a row of a mirror."""
+    """The changes of a bucket, each as a row of a mirror; no rows unless ``any_wanted``."""
     spark.dataSource.register(_Documents)
     told = {**options, _SHAPE: shape.to_json()}
-    return spark.read.format(_Documents.name()).options(**told).load()
+    rows = spark.read.format(_Documents.name()).options(**told).load()
+    return rows if any_wanted else rows.limit(0)
 
 
 class _Documents(DataSource):

@@ -6,6 +6,8 @@ the rows that the batch replaces or deletes. It returns descriptions and row num
 
 A vbucket that goes back takes its rows of an older version into the new files first, and all its
 rows of the present are found. What the step then reads is newer than either.
+
+Where a collection was dropped, emptied or made anew, the rows that it had before are found too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import UpriverError
+from ..collection_events import CollectionEnd, CollectionLog, Name
 from ..fold import ROLLBACK
 from ..row_schema import arrow_schema
 from ..source_options import ReadOptions
@@ -33,6 +36,7 @@ from .data_files import (
     joined,
     load_index,
     read_rows,
+    rows_of_collections,
     rows_of_vbuckets,
 )
 from .delta_log import DataFile
@@ -70,6 +74,8 @@ class Outcome:
     changes: int = 0
     #: Vbuckets that were not read to their end, because their branch is gone.
     skipped: set[int] = field(default_factory=set)
+    #: By id the names of collections that were read.
+    collections: dict[int, Name] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -122,16 +128,20 @@ class Merge:
     #: The vbuckets that go back, and what they go back to: by table, files of an older version.
     restored: Sequence[tuple[Collection[int], Mapping[str, Sequence[DataFile]]]] = ()
     per_collection: bool = False
+    #: By id the names of collections that the table may have rows of.
+    collections: Mapping[int, Name] = field(default_factory=dict)
+    #: Collections that leave the table.
+    leaving: frozenset[Name] = frozenset()
 
     def run(self) -> Outcome:
         done = Outcome()
+        log = CollectionLog(self.collections)
         with ExitStack() as stack:
             tables: dict[str, RowFiles] = {}
 
             def files_of(table: str) -> RowFiles:
                 if table not in tables:
-                    place = self.storage.under(table) if table else self.storage
-                    files = RowFiles(place, self.shape.arrow_schema, key=self.key)
+                    files = RowFiles(self._place(table), self.shape.arrow_schema, key=self.key)
                     tables[table] = stack.enter_context(files)
                 return tables[table]
 
@@ -143,7 +153,7 @@ class Merge:
             letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
             stack.enter_context(letters)
             options = self.shape.read_options(self.options)
-            for changes in joined(read_steps(options, self.steps, done.skipped)):
+            for changes in joined(read_steps(options, self.steps, done.skipped, log)):
                 done.changes += changes.num_rows
                 told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
                 if not told.num_rows:
@@ -159,6 +169,8 @@ class Merge:
                     done.files[table] = written
             done.letters = letters.finish()
         self._add_rolled_back(done.gone)
+        self._add_ended(done, log)
+        done.collections = log.met
         return done
 
     def _by_table(
@@ -189,7 +201,7 @@ class Merge:
             return found
         order = np.argsort(groups, kind="stable")
         wanted, groups = wanted.take(order), groups[order]
-        place = self.storage.under(table) if table else self.storage
+        place = self._place(table)
         for file in self.held.get(table, ()):
             mine = wanted
             if file.groups is not None:
@@ -208,24 +220,48 @@ class Merge:
         for vbuckets, tables in self.restored:
             wanted = pa.array(sorted(vbuckets), pa.int32())
             for table, files in tables.items():
-                place = self.storage.under(table) if table else self.storage
                 for file in files:
-                    for rows in read_rows(place, file, columns):
+                    for rows in read_rows(self._place(table), file, columns):
                         chosen = rows.filter(pc.is_in(rows.column("vbucket"), wanted))
                         if chosen.num_rows:
                             yield table, cast_rows(chosen, self.shape.arrow_schema)
 
     def _add_rolled_back(self, gone: FoundRows) -> None:
         back = {step.vbucket for step in self.steps if step.rolls_back}
-        for table, files in self.held.items() if back else ():
-            place = self.storage.under(table) if table else self.storage
-            for file in files:
-                if any(file.may_have(vbucket % self.shape.groups) for vbucket in back):
-                    rows = rows_of_vbuckets(place, file, back)
-                    if len(rows):
-                        known = gone.setdefault(table, {})
-                        before = known.get(file.name, np.empty(0, np.uint32))
-                        known[file.name] = np.union1d(before, rows)
+        for table, file in self._held_of(back):
+            _add(gone, table, file, rows_of_vbuckets(self._place(table), file, back))
+
+    # ---- collections that were dropped, emptied or made anew -----------------------------
+
+    def _add_ended(self, done: Outcome, log: CollectionLog) -> None:
+        before: list[CollectionEnd] = log.ends_of_known
+        concerned = {end.vbucket for end in before}
+        if self.leaving:
+            concerned = {step.vbucket for step in self.steps}
+        for table, file in self._held_of(concerned):
+            rows = rows_of_collections(self._place(table), file, before, self.leaving)
+            _add(done.gone, table, file, rows)
+        for table, files in done.files.items() if log.dropped else ():
+            for new in files:
+                rows = rows_of_collections(self._place(table), new.file, log.ends)
+                new.dead = np.union1d(new.dead, rows).astype(np.uint32)
+
+    def _held_of(self, vbuckets: Collection[int]) -> Iterator[tuple[str, DataFile]]:
+        """The files of each table that may have rows of some vbuckets."""
+        groups = {vbucket % self.shape.groups for vbucket in vbuckets}
+        for table, files in self.held.items():
+            for file in files_of_groups(files, groups):
+                yield table, file
+
+    def _place(self, table: str) -> Storage:
+        return self.storage.under(table) if table else self.storage
+
+
+def _add(gone: FoundRows, table: str, file: DataFile, rows: npt.NDArray[np.uint32]) -> None:
+    if len(rows):
+        known = gone.setdefault(table, {})
+        before = known.get(file.name, np.empty(0, np.uint32))
+        known[file.name] = np.union1d(before, rows)
 
 
 def collection_table(scope: str | None, collection: str | None) -> str:

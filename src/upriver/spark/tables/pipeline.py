@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
@@ -22,8 +22,9 @@ from ..admission import Limits
 from ..offsets import Offset
 from ..stream_driver import Driver
 from ..task_steps import ReadStep, steps_between
+from .chosen_collections import Change, ChosenCollections, offset_after, steps_of
 from .executors import Executors
-from .lag import LagMeter
+from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, Append, Merge, Outcome, files_of_groups
 from .open_table import Conflict
@@ -40,6 +41,10 @@ _log = logging.getLogger(__name__)
 #: What a task says of a batch whose branch no server has any more, after two failovers in a row;
 #: and how often such a batch, or one that met another writer, is planned again.
 _GONE: Final = "DCP-UNKNOWN-BRANCH"
+#: What a server says of a collection that was dropped since the batch was planned.
+_DROPPED: Final = "was refused with UNKNOWN_COLLECTION"
+#: Seconds between two looks for a collection while there is none to read.
+_PAUSE: Final = 1.0
 _MOST_REPLANS: Final = 8
 #: What the errors of a task look like in the text that Spark makes of them.
 _OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
@@ -69,7 +74,8 @@ class Pipeline:
 
     def lag(self) -> int | None:
         """How many seqnos readers of the table are behind the bucket now; asks its nodes."""
-        return self._meter.measure()
+        found = self._meter.measure()
+        return found.changes if found is not None else None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it has ended, and says whether it has; UpriverError if it has failed."""
@@ -115,6 +121,8 @@ class BatchLoop:
         lease: Lease,
         book: ProgressBook,
         meter: LagMeter,
+        chosen: ChosenCollections,
+        changed: Mapping[str, str] | None = None,
     ) -> None:
         self._executors = executors
         self._settings = settings
@@ -124,16 +132,26 @@ class BatchLoop:
         self._lease = lease
         self._book = book
         self._meter = meter
+        self._chosen = chosen
+        self._reading = chosen.options
+        #: Properties of the table that the next commit changes.
+        self._changed = changed
         self._replans = 0
         self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
         self._tables.apply_pending()
-        target = self._driver.target() if self._settings.once else None
+        target: dict[int, int] | None = None
         while not stopped.is_set():
             began = time.monotonic()
             try:
-                moved = self._batch(target)
+                moved = self._follow_collections()
+                if self._chosen.options is None and not moved and not self._settings.once:
+                    stopped.wait(_PAUSE)
+                elif self._chosen.options is not None and not moved:
+                    if self._settings.once and target is None:
+                        target = self._driver.target()
+                    moved = self._batch(target)
                 self._replans = 0
             except Exception as problem:
                 self._replan_after(problem)
@@ -147,11 +165,31 @@ class BatchLoop:
         """Begins again from the newest commit, if that can help."""
         self._replans += 1
         is_gone = _GONE in str(problem) or VERSION_GONE in str(problem)
+        if _DROPPED in str(problem):
+            is_gone = True
+            self._chosen.look_again()
         if self._replans > _MOST_REPLANS or not (is_gone or isinstance(problem, Conflict)):
             raise problem
         _log.warning("a batch is planned again: %s", _first_line(problem))
         self._tables.refresh(self._lease.number)
         self._tables.apply_pending()
+
+    # ---- other collections ---------------------------------------------------------------
+
+    def _follow_collections(self) -> bool:
+        """Makes the table one of the collections that there are now; says whether it changed."""
+        change = self._chosen.change(self._driver, self._tables.state)
+        before = self._tables.state.offset
+        if change is not None and before is not None:
+            self._do(before, offset_after(before), change)
+            self._chosen.take(change.covered)
+        options = self._chosen.options
+        if options is not self._reading:
+            self._reading = options
+            if options is not None:
+                self._driver.choose(options)
+            self._meter.choose(options)
+        return change is not None
 
     # ---- a batch -------------------------------------------------------------------------
 
@@ -175,27 +213,48 @@ class BatchLoop:
         )
         if end is before:
             return False
-        began = time.monotonic()
-        steps = steps_between(before, end)
-        outcomes: list[Outcome] = self._executors.run(self._tasks(steps))
-        self._tables.on_step("read")
-        read = time.monotonic()
-        self._tables.commit_batch(outcomes, end, self._lease, self._executors)
-        committed = time.monotonic()
-        skipped = {vbucket for one in outcomes for vbucket in one.skipped}
-        self._driver.prove({step.vbucket for step in steps} - skipped)
-        self._meter.shown = end
-        self._care()
-        self._record(before, end, steps, outcomes, began, read, committed)
+        self._do(before, end)
         return True
 
-    def _tasks(self, steps: Sequence[ReadStep]) -> list[Append | Merge]:
+    def _do(self, before: Offset, end: Offset, change: Change | None = None) -> None:
+        began = time.monotonic()
+        if change is None:
+            steps = steps_between(before, end)
+        else:
+            steps = steps_of(change, before, self._driver, self._chosen)
+        outcomes: list[Outcome] = self._executors.run(self._tasks(steps, change))
+        self._tables.on_step("read")
+        read = time.monotonic()
+        self._tables.commit_batch(
+            outcomes,
+            end,
+            self._lease,
+            self._executors,
+            covered=self._chosen.covered if change is None else change.covered,
+            properties=(self._changed or {}) if change is not None else self._changed,
+        )
+        self._changed = None
+        committed = time.monotonic()
+        if change is None:
+            skipped = {vbucket for one in outcomes for vbucket in one.skipped}
+            self._driver.prove({step.vbucket for step in steps} - skipped)
+        self._meter.shown = end
+        lag = self._meter.measure()
+        self._care()
+        advance = 0 if change is not None else sum(step.end - step.start for step in steps)
+        self._record(steps, outcomes, began, read, committed, lag, advance)
+
+    def _tasks(self, steps: Sequence[ReadStep], change: Change | None) -> list[Append | Merge]:
         settings, tables = self._settings, self._tables
+        options = self._chosen.options
+        if change is not None:
+            options = self._chosen.reading(change.new)
+        assert options is not None
         groups = self._shape.groups if settings.kind == "mirror" else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if settings.kind == "changelog":
             batch = tables.state.batch + 1
-            return [Append(tables.root, settings.read, part, batch) for part in parts]
+            return [Append(tables.root, options, part, batch) for part in parts]
         key = tables.key
         assert key is not None
         held = tables.held()
@@ -220,13 +279,15 @@ class BatchLoop:
             made.append(
                 Merge(
                     tables.root,
-                    settings.read,
+                    options,
                     self._shape,
                     key,
                     part,
                     _of_groups(held, mine),
                     restored,
                     tables.per_collection,
+                    tables.state.collections or {},
+                    change.leaving if change is not None else frozenset(),
                 )
             )
         return made
@@ -262,17 +323,17 @@ class BatchLoop:
 
     def _record(
         self,
-        before: Offset,
-        end: Offset,
         steps: Sequence[ReadStep],
         outcomes: Sequence[Outcome],
         began: float,
         read: float,
         committed: float,
+        lag: Lag | None,
+        advance: int,
     ) -> None:
         newest = [one.newest for one in outcomes if one.newest is not None]
         self._book.batch_done(
-            advance=sum(step.end - step.start for step in steps),
+            advance=advance,
             began=began,
             batch=self._tables.state.batch,
             rows=sum(one.changes for one in outcomes),
@@ -284,7 +345,8 @@ class BatchLoop:
             },
             rollbacks=sum(step.rolls_back for step in steps),
             dead_letters=sum(new.file.rows for one in outcomes for new in one.letters),
-            lag=self._meter.measure(),
+            lag=lag.changes if lag is not None else None,
+            lag_seconds=lag.seconds if lag is not None else None,
             delay=max(0.0, time.time() - max(newest)) if newest else None,
         )
 

@@ -58,10 +58,12 @@ class BatchRecord:
     steps: dict[str, float]
     rollbacks: int
     dead_letters: int
-    #: Changes that the bucket was ahead, when it was looked at last.
+    #: Changes that the bucket was ahead right after the commit.
     lag: int | None
     #: Seconds from the newest change of the batch until it was done.
     delay: float | None
+    #: The table then showed at least all that the bucket had so many seconds before.
+    lag_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class PipelineStatus:
     #: Changes a second in the last batches.
     rate: float = 0.0
     lag: int | None = None
+    lag_seconds: float | None = None
     last: BatchRecord | None = None
     rollbacks: int = 0
     dead_letters: int = 0
@@ -180,6 +183,7 @@ class ProgressBook:
                 rows=status.rows + record.rows,
                 rate=sum(one.rows for one in self._recent) / spent if spent else 0.0,
                 lag=record.lag,
+                lag_seconds=record.lag_seconds,
                 last=record,
                 rollbacks=status.rollbacks + record.rollbacks,
                 dead_letters=status.dead_letters + record.dead_letters,

@@ -1,4 +1,4 @@
-"""A page about how a pipeline went: numbers, and four charts drawn as SVG.
+"""A page about how a pipeline went: numbers, and charts drawn as SVG.
 
 It is one text that needs nothing from anywhere, so it can be mailed and kept.
 """
@@ -43,6 +43,7 @@ def page(table: str, records: Sequence[BatchRecord]) -> str:
     charts = [
         _chart("Throughput, changes a second", records, lambda r: r.rows / max(r.seconds, 1e-3)),
         _chart("Lag, changes behind the bucket", records, lambda r: r.lag),
+        _chart("Lag, seconds behind the bucket", records, lambda r: r.lag_seconds),
         _chart("Delay of the newest change, seconds", records, lambda r: r.delay),
         _chart("Time of a batch, seconds", records, lambda r: r.seconds),
     ]

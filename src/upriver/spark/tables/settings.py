@@ -65,6 +65,8 @@ class PipelineSettings:
     #: Of a change log that Spark itself writes as Parquet.
     checkpoint: Path | None = None
     parquet: bool = False
+    #: Whether a table that is there may become what is asked for.
+    allow_change: bool = False
     merge_on_read: bool = True
     text: bool = False
     #: DDL, or "infer", or nothing.
@@ -100,7 +102,7 @@ class PipelineSettings:
             "read": read,
             "window": Window(given["keepVersions"], given["keepVersionsSize"]),
             "storage": storage_options(given["storageOptions"]),
-            **given.fields("once", "trigger", "compactEvery"),
+            **given.fields("once", "trigger", "compactEvery", "allowChange"),
         }
         if kind == "changelog":
             parquet = given["format"] == "parquet"
@@ -183,14 +185,35 @@ def require_readable(url: str, table: Mapping[str, str]) -> None:
         )
 
 
-def require_same(url: str, table: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """ConfigError if a table is of something else; its address alone may change."""
+def require_same(
+    url: str, table: Mapping[str, str], wanted: Mapping[str, str], *, may_change: bool = False
+) -> dict[str, str]:
+    """What a table must change to be as wanted; ConfigError if it is of something else.
+
+    Its address may always change, and collections if it ``may_change``.
+    """
     require_readable(url, table)
+    changed: dict[str, str] = {}
     for name, value in wanted.items():
         held = table.get(name, "")
-        if name != _SOURCE and held != value:
-            what = name.removeprefix("upriver.")
-            raise ConfigError(
-                f"{url} is a table of something else: its {what} is {held or 'none'} and here it "
-                f"is {value or 'none'}; give a new table, or what this one was made with"
-            )
+        if name == _SOURCE or held == value:
+            continue
+        changeable = name == _SELECTION and _only_collections_differ(held, value)
+        if may_change and changeable:
+            changed[name] = value
+            continue
+        what = name.removeprefix("upriver.")
+        raise ConfigError(
+            f"{url} is a table of something else: its {what} is {held or 'none'} and here it "
+            f"is {value or 'none'}; give a new table, or what this one was made with"
+            + (", or allow the change (--allow-change)" if changeable else "")
+        )
+    return changed
+
+
+def _only_collections_differ(held: str, wanted: str) -> bool:
+    try:
+        one, other = json.loads(held), json.loads(wanted)
+    except ValueError:
+        return False
+    return all(one.get(name) == other.get(name) for name in ("vbuckets", "noValue"))

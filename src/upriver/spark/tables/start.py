@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ConfigError
 from ..session import register
 from ..stream_driver import Driver
+from .chosen_collections import ChosenCollections
 from .executors import SparkExecutors, ThisProcess
 from .lag import LagMeter
 from .lease import held_lease
@@ -81,14 +82,21 @@ def start_pipeline(
                 PER_COLLECTION: str(settings.table_per_collection).lower(),
                 MERGE_ON_READ: str(settings.merge_on_read).lower(),
             }
+        changed = None
         if held is not None:
-            require_same(place.storage.url, held, identity)
+            changed = require_same(
+                place.storage.url, held, identity, may_change=settings.allow_change
+            )
+        chosen = ChosenCollections(settings.read, was_other=bool(changed))
+        if held is None:
+            chosen.require_there(watching)
         if not settings.parquet:
             tables = _tables(settings, place, shape, identity, on_step)
             if lease.took_over:
                 tables.take_over(lease)
             meter.shown = tables.state.offset
-        total = meter.measure() if settings.once else None
+        lag = meter.measure() if settings.once else None
+        total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(uuid.uuid4().hex[:8]), total)
         pipeline = Pipeline(book, meter)
         if tables is None:
@@ -97,7 +105,9 @@ def start_pipeline(
             return pipeline
         planning = Driver(settings.read, patience=1.0)
         stack.callback(planning.close)
-        loop = BatchLoop(executors, settings, tables, shape, planning, lease, book, meter)
+        loop = BatchLoop(
+            executors, settings, tables, shape, planning, lease, book, meter, chosen, changed
+        )
         pipeline.run(loop, stack)
         return pipeline
 

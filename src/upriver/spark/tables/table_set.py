@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import ConfigError
+from ..collection_events import Name
 from ..offsets import Offset
 from . import delta_log
 from .compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
@@ -219,9 +220,20 @@ class TableSet:
     # ---- a batch -------------------------------------------------------------------------
 
     def commit_batch(
-        self, outcomes: Sequence[Outcome], end: Offset, lease: Lease, executors: Executors
+        self,
+        outcomes: Sequence[Outcome],
+        end: Offset,
+        lease: Lease,
+        executors: Executors,
+        *,
+        covered: Mapping[int, Name] | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Makes a batch part of the tables, in one step; Conflict if somebody was faster."""
+        """Makes a batch part of the tables, in one step; Conflict if somebody was faster.
+
+        A table of some collections says which ones it has ``covered``. With ``properties`` it is
+        of something else from now on, and rollbacks cannot go back to versions before.
+        """
         names = {name for one in outcomes for name in (*one.files, *one.gone)}
         for name in sorted(names - {""}):
             self._collection(name)
@@ -231,10 +243,16 @@ class TableSet:
         pending = {name: actions for name, actions in parts.items() if name and actions}
         if letters:
             pending[DEAD_LETTERS] = [new.file.add_action() for new in letters]
-        state = self._next_state(end, lease.number, pending)
+        state = self._next_state(end, lease.number, pending, outcomes)
+        if covered is not None:
+            state = replace(state, collections=dict(covered))
+        actions = parts.get("", [])
+        if properties is not None:
+            state = replace(state, versions={})
+            actions = [*self.ledger.snapshot.changed_metadata(properties), *actions]
         lease.check()
         done = self.ledger.commit(
-            parts.get("", []),
+            actions,
             operation="UPRIVER BATCH",
             state=state.to_text(),
             app=(self.app, state.batch),
@@ -280,7 +298,11 @@ class TableSet:
         return actions
 
     def _next_state(
-        self, end: Offset, fence: int, pending: Mapping[str, list[dict[str, Any]]]
+        self,
+        end: Offset,
+        fence: int,
+        pending: Mapping[str, list[dict[str, Any]]],
+        outcomes: Sequence[Outcome],
     ) -> TableState:
         now = self.ledger.snapshot.version
         before = self.state
@@ -307,6 +329,10 @@ class TableSet:
             fence=fence,
             tables={name: table.snapshot.version for name, table in self.others.items()},
             pending=pending,
+            collections={
+                **(before.collections or {}),
+                **{id_: name for one in outcomes for id_, name in one.collections.items()},
+            },
         )
 
     def apply_pending(self) -> None:

@@ -11,8 +11,10 @@ from its newest commit and nothing else:
     fence     the number of the lease under which the commit was made
     tables    with a table for each collection: the version of each before this batch
     pending   what follows from this commit for other tables, by their names: the actions
+    collections  by id the scopes and names of collections that rows were read of: a stream that
+              says that one was dropped gives its id only
 
-Offset and versions are compressed: they are the same in all commits but for a few lines.
+Offset, versions and collections are compressed: they hardly change from commit to commit.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from ...errors import ConfigError
+from ..collection_events import Name
 from ..offsets import Offset, SourceIdentity
 
 __all__ = ["TableState", "positions_of"]
@@ -46,9 +49,11 @@ class TableState:
     fence: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
     pending: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    #: None if it was written by a release that did not note them.
+    collections: Mapping[int, Name] | None = field(default_factory=dict)
 
     def to_text(self) -> str:
-        packed = {
+        packed: dict[str, Any] = {
             "offset": self.offset.to_dict() if self.offset is not None else None,
             "versions": {
                 str(vb): {str(seqno): version for seqno, version in sorted(places.items())}
@@ -56,6 +61,10 @@ class TableState:
                 if places
             },
         }
+        if self.collections is not None:
+            packed["collections"] = {
+                str(id_): list(name) for id_, name in sorted(self.collections.items())
+            }
         told = {
             "format": _FORMAT,
             "batch": self.batch,
@@ -94,6 +103,7 @@ class TableState:
                 fence=int(told["fence"]),
                 tables=dict(told["tables"]),
                 pending=dict(told["pending"]),
+                collections=_names(packed.get("collections")),
             )
         except (ValueError, TypeError, KeyError, zlib.error) as problem:
             raise ConfigError(
@@ -107,6 +117,12 @@ def _offset(stored: Mapping[str, Any] | None) -> Offset | None:
         return None
     source = SourceIdentity(stored["bucket"], stored["bucket_uuid"], int(stored["vbuckets"]))
     return Offset.of_dict(stored, source)
+
+
+def _names(stored: Mapping[str, Any] | None) -> dict[int, Name] | None:
+    if stored is None:
+        return None
+    return {int(id_): (scope, str(name)) for id_, (scope, name) in stored.items()}
 
 
 def positions_of(offset: Offset) -> dict[int, tuple[int, int]]:

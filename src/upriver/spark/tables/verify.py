@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 from ...errors import ConfigError
 from ...settings.pipeline_options import MirrorOptions
 from ..session import register
+from ..source_options import ReadOptions
 from ..stream_driver import Driver
 from .data_files import GROUP
 from .documents_source import GONE, documents_as_rows
@@ -139,6 +140,7 @@ def verify(
         identity = identity_properties(settings, driver.identity())
         require_same(place.storage.url, held, identity)
         sights = driver.look()
+        live = {f"{scope}.{name}" for scope, name in driver.collections().live_names().values()}
     finally:
         driver.close()
     others = tuple(
@@ -147,8 +149,25 @@ def verify(
         if vbucket in sights and sights[vbucket].vbuuid != vbuuid
     )
     batch = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-    changes = documents_as_rows(spark, batch, mirror.shape)
+    changes = documents_as_rows(spark, *_there(batch, settings.read, live), mirror.shape)
     return _compared(mirror, changes, others, show)
+
+
+def _there(
+    options: Mapping[str, str], read: ReadOptions, live: set[str]
+) -> tuple[dict[str, str], bool]:
+    """Options that select what there is of a selection; and whether there is anything.
+
+    What was dropped has no documents, and a batch read would refuse its name.
+    """
+    found = [name for name in read.collections if name in live]
+    is_there = not read.scope or any(name.startswith(f"{read.scope}.") for name in live)
+    others = {name: text for name, text in options.items() if name.lower() != "collections"}
+    if not read.collections:
+        if not is_there:
+            others = {name: text for name, text in others.items() if name.lower() != "scope"}
+        return others, is_there
+    return others | ({"collections": ",".join(found)} if found else {}), bool(found)
 
 
 def _mirror(
@@ -190,7 +209,8 @@ def _compared(
     from pyspark.sql import functions as f
 
     comparable = ~f.col("vbucket").isin(list(others)) if others else f.lit(True)
-    states = _newest(changes)
+    # a server may still send documents of dropped collections, which have no name any more
+    states = _newest(changes.where(f.col("scope").isNotNull()))
     bucket = _hashed(states.where(comparable)).withColumn("mirrored", f.lit(False))
     table = _hashed(mirror.rows.where(comparable).withColumn(GONE, f.lit(False))).withColumn(
         "mirrored", f.lit(True)

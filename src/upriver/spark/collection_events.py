@@ -1,0 +1,100 @@
+"""What a task learns of collections: which ones its rows are of, and where some began or ended.
+
+A stream says at which seqno of a vbucket a collection was created, flushed or dropped. Documents
+are stored under the name of their collection, and a name can be used again. So each such event
+ends all rows of the vbucket that have the collection's name and a lower seqno: they are of an
+earlier collection of that name, or of a time before it was emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["CollectionEnd", "CollectionLog", "Name", "ended_rows"]
+
+#: Scope and collection, as rows have them; the scope of an unknown collection is null.
+Name: TypeAlias = tuple[str | None, str]
+
+
+class CollectionEnd(NamedTuple):
+    """All rows of a vbucket with this name and a lower seqno are gone."""
+
+    vbucket: int
+    seqno: int
+    scope: str | None
+    collection: str
+
+
+@dataclass(slots=True)
+class CollectionLog:
+    """What one task is told, and tells."""
+
+    #: Names by id, of all collections that the reader has rows of.
+    known: Mapping[int, Name] = field(default_factory=dict)
+    #: Those that rows were read of.
+    met: dict[int, Name] = field(default_factory=dict)
+    ends: list[CollectionEnd] = field(default_factory=list)
+    #: Those of the ends that can concern rows from before this task.
+    ends_of_known: list[CollectionEnd] = field(default_factory=list)
+    #: Whether a collection was dropped: only then rows that were just read can be gone.
+    dropped: bool = False
+
+    def happened(
+        self,
+        vbucket: int,
+        seqno: int,
+        collection: int,
+        names: Callable[[int], Name],
+        *,
+        dropped: bool,
+    ) -> None:
+        """Takes an event in."""
+        found: set[Name | None] = {self.known.get(collection), (None, f"{collection:#x}")}
+        with suppress(LookupError):  # rows of it can only have its number
+            found.add(names(collection))
+        ends = [CollectionEnd(vbucket, seqno, *name) for name in found if name is not None]
+        self.ends += ends
+        if collection in self.known or not found.isdisjoint(self.known.values()):
+            self.ends_of_known += ends
+        self.dropped = self.dropped or dropped
+
+
+def ended_rows(rows: pa.RecordBatch | pa.Table, ends: list[CollectionEnd]) -> npt.NDArray[np.bool_]:
+    """Which rows are ended; they need the columns vbucket, seqno, scope and collection."""
+    gone = np.zeros(rows.num_rows, bool)
+    vbuckets = np.asarray(rows.column("vbucket"))
+    seqnos = np.asarray(rows.column("seqno"))
+    by_name: dict[Name, dict[int, int]] = {}
+    for end in ends:
+        limits = by_name.setdefault((end.scope, end.collection), {})
+        limits[end.vbucket] = max(limits.get(end.vbucket, 0), end.seqno)
+    for name, limits in by_name.items():
+        mine = named_rows(rows, {name})
+        if mine.any():
+            below = np.zeros(1 + max(int(vbuckets.max()), *limits), np.int64)
+            below[list(limits)] = list(limits.values())
+            gone |= mine & (seqnos < below[vbuckets])
+    return gone
+
+
+def named_rows(rows: pa.RecordBatch | pa.Table, names: set[Name]) -> npt.NDArray[np.bool_]:
+    """Which rows are of collections with these names."""
+    chosen = np.zeros(rows.num_rows, bool)
+    scopes: Any = rows.column("scope")
+    collections: Any = rows.column("collection")
+    for scope, collection in names:
+        same_scope = pc.is_null(scopes) if scope is None else pc.equal(scopes, pa.scalar(scope))
+        both = pc.and_(
+            pc.fill_null(same_scope, False),
+            pc.fill_null(pc.equal(collections, pa.scalar(collection)), False),
+        )
+        chosen |= np.asarray(both)
+    return chosen
