@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from .. import _entropy
 from ..consumer.transport.access import Access
 from ..consumer.transport.connection_string import Address
 from ..errors import AuthenticationFailed, Status, StatusError, UpriverError
@@ -104,7 +104,7 @@ class Manager:
 
     async def start(self) -> None:
         """Begins a new epoch and starts managing the nodes."""
-        cluster = self._state.cluster or secrets.token_hex(_CLUSTER_ID_BYTES)
+        cluster = self._state.cluster or _entropy.token_hex(_CLUSTER_ID_BYTES)
         self.keep(replace(self._state, cluster=cluster, epoch=self._state.epoch + 1))
         logger.info("epoch %d begins", self._state.epoch)
         self._tasks = [

@@ -5,12 +5,12 @@ Settings are immutable values that are validated on creation. This module does n
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, TypedDict
 
+from .. import _entropy
 from ..errors import ConfigError
 from ..session.stream_position import Position
 from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
@@ -129,7 +129,7 @@ class ConsumerSettings:
     #: Back-off between attempts, in seconds: the first pause, and the longest.
     retry_first: float = 0.05
     retry_most: float = 5.0
-    _unique: str = field(default_factory=lambda: secrets.token_hex(4), repr=False, compare=False)
+    _unique: str = field(default_factory=lambda: _entropy.token_hex(4), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.scope and self.collections:

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from .. import _entropy
 from ..errors import ConfigError
 
 __all__ = ["MANAGER", "Member", "Membership"]
@@ -67,7 +67,7 @@ class Membership:
         """``now`` is a monotonic clock in nanoseconds."""
         self.member = member
         #: Distinguishes this process from earlier ones of the node.
-        self.instance = secrets.token_hex(_INSTANCE_BYTES)
+        self.instance = _entropy.token_hex(_INSTANCE_BYTES)
         self.epoch = _load(member.epoch_file)
         self._now = now
         self._length = int(member.lease * 1e9)

@@ -23,11 +23,12 @@ from . import consistency_check, document_versions, rollback
 from .background_tasks import Maintenance
 from .bucket_data import Core, Listener
 from .bucket_settings import BucketSettings, SyncMode
-from .commit_threads import GroupWriter, Ticker
+from .commit_threads import Ticker
 from .document_changes import Applied, Change, Expire, Outcome
 from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope, events_between
 from .operation_checks import check_key
+from .platform import MACHINE, Platform
 from .record_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
 from .rocksdb import translate
 from .seqno_reader import Backfill, Reader
@@ -72,19 +73,23 @@ class Bucket:
         wall: Callable[[], int] = time.time_ns,
         create: bool = False,
         salvage: bool = False,
+        platform: Platform = MACHINE,
     ) -> None:
         self.name = name
         #: Distinguishes the bucket from an earlier one of the same name.
         self.uuid = uuid
         self.settings = settings
-        self._core = Core(path, settings, wall=wall, create=create, salvage=salvage)
+        self._platform = platform
+        self._core = Core(
+            path, settings, wall=wall, create=create, salvage=salvage, platform=platform
+        )
         self._maintenance = Maintenance(self._core)
         #: The high seqno of each vbucket when the bucket was opened.
         self._opened_with = [vbucket.high for vbucket in self._core.vbuckets]
         self._closed = False
         self._size, self._size_due = 0, 0.0
         self._persistence_held = False
-        self._writer = GroupWriter(
+        self._writer = platform.writer(
             self._core.apply, name=f"upriver writer {name}", max_changes=settings.group_changes
         )
         self._tickers: list[Ticker] = []
@@ -94,7 +99,9 @@ class Bucket:
             self._tick(self._maintenance.round, "maintenance", settings.maintenance_interval)
 
     def _tick(self, action: Callable[[], object], role: str, interval: float) -> None:
-        ticker = Ticker(action, name=f"upriver {role} {self.name}", interval=interval)
+        ticker = self._platform.ticker(
+            action, name=f"upriver {role} {self.name}", interval=interval
+        )
         self._tickers.append(ticker)
 
     @property
@@ -595,7 +602,7 @@ class Bucket:
 
     def _disk_bytes(self) -> int:
         """Returns the size of the files, read once a second at most: there may be thousands."""
-        now = time.monotonic()
+        now = self._platform.monotonic()
         if now >= self._size_due:
             self._size_due = now + _SIZE_SECONDS
             self._size = self._core.engine.size()

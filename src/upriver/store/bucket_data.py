@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from .. import _entropy
 from ..errors import StoreClosed, StoreDamaged, StoreError
 from ..model import VBucketState
 from . import operations, system_events
@@ -25,8 +24,9 @@ from .bucket_settings import BucketSettings, SyncMode
 from .cas_clock import HybridClock
 from .document_changes import Change, Outcome
 from .manifest import Manifest
+from .platform import MACHINE, Platform
 from .record_layout import Meta, StoredRecord, collection_of, vbucket_range
-from .rocksdb import Batch, Database
+from .rocksdb import Batch
 from .seqno_reader import OpenReaders
 from .sync_writes import load_prepares
 from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid
@@ -62,10 +62,12 @@ class Core:
         wall: Callable[[], int],
         create: bool = False,
         salvage: bool = False,
+        platform: Platform = MACHINE,
     ) -> None:
         self.path = path
         self.settings = settings
-        self.engine = Database(
+        self._monotonic = platform.monotonic
+        self.engine = platform.database(
             path,
             create=create,
             write_memory=settings.write_memory,
@@ -133,6 +135,7 @@ class Core:
             self.engine.write(group.batch, sync=self._sync)
         except StoreError as error:
             self._fail(error)
+            error.is_ambiguous = True  # the log may have the group; reopening the files tells
             raise
         self.commits += 1
         self._publish(group)
@@ -156,15 +159,18 @@ class Core:
         """
         if self._failure is not None:
             return
-        self._failure = error
-        self._next_attempt = time.monotonic() + _RECOVERY_INTERVAL
+        self._failure = _again(error)
+        self._next_attempt = self._monotonic() + _RECOVERY_INTERVAL
         logger.error("the bucket %s refuses writes until this is mended: %s", self.path, error)
 
     def _recover(self, failure: StoreError) -> None:
         """Reopens the files if an attempt is due. Raises the failure if it persists."""
-        if isinstance(failure, StoreClosed | StoreDamaged) or time.monotonic() < self._next_attempt:
+        if (
+            isinstance(failure, StoreClosed | StoreDamaged)
+            or self._monotonic() < self._next_attempt
+        ):
             raise _again(failure)
-        self._next_attempt = time.monotonic() + _RECOVERY_INTERVAL
+        self._next_attempt = self._monotonic() + _RECOVERY_INTERVAL
         try:
             self.engine.require_room()
             self.readers.close_all()
@@ -330,7 +336,7 @@ class Core:
             raise self._damaged(f"its last session cannot be read: {problem!r}") from None
         #: Ids of the times that the bucket was opened, newest first. A peer that remembers one can
         #: detect that an older state of the disk was restored.
-        self.sessions = (secrets.token_hex(_SESSION_BYTES), *earlier)[:_MOST_SESSIONS]
+        self.sessions = (_entropy.token_hex(_SESSION_BYTES), *earlier)[:_MOST_SESSIONS]
         self._mark_session(clean=False)
         if salvage or (not clean and durability is SyncMode.RELAXED):
             self._branch_all("%s was not closed")

@@ -50,19 +50,21 @@ class GroupWriter:
 
     def _run(self) -> None:
         while (first := self._submitted.get()) is not None:
-            taken = self._take(first)
-            try:
-                outcomes = self._commit([change for submitted, _ in taken for change in submitted])
-            except BaseException as error:
-                if not isinstance(error, StoreError):
-                    logger.error("a group failed", exc_info=error)
-                for _, future in taken:
-                    future.set_exception(error)
-                continue
-            at = 0
-            for submitted, future in taken:
-                future.set_result(outcomes[at : at + len(submitted)])
-                at += len(submitted)
+            self._commit_group(self._take(first))
+
+    def _commit_group(self, taken: list[_Submission]) -> None:
+        try:
+            outcomes = self._commit([change for submitted, _ in taken for change in submitted])
+        except BaseException as error:
+            if not isinstance(error, StoreError):
+                logger.error("a group failed", exc_info=error)
+            for _, future in taken:
+                future.set_exception(error)
+            return
+        at = 0
+        for submitted, future in taken:
+            future.set_result(outcomes[at : at + len(submitted)])
+            at += len(submitted)
 
     def _take(self, first: _Submission) -> list[_Submission]:
         """Returns the submissions of the next group, without those that were cancelled."""

@@ -8,11 +8,11 @@ seqno change only when a group is committed.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from .. import _entropy
 from ..model import FailoverLog, Snapshot, VBucketState
 from .record_layout import NO_COLLECTION
 
@@ -39,7 +39,7 @@ _RECENT_RANGES: Final = 16
 
 def new_vbuuid() -> int:
     """Returns a random vbuuid for a new branch: 48 bits as on Couchbase servers, never 0."""
-    return secrets.randbelow(2**48 - 1) + 1
+    return _entropy.randbelow(2**48 - 1) + 1
 
 
 class PendingPrepare(NamedTuple):

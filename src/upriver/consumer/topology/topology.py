@@ -10,12 +10,12 @@ retry and which are final are made here, once for both pools.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
+from ... import _entropy
 from ...errors import (
     AuthenticationFailed,
     BucketNotFound,
@@ -72,7 +72,7 @@ class Backoff:
     def next_pause(self) -> float:
         longest = min(self.most, self.first * _GROWTH ** min(self.attempts, 32))
         self.attempts += 1
-        return random.uniform(longest / 2, longest)
+        return _entropy.uniform(longest / 2, longest)
 
     def reset(self) -> None:
         self.attempts = 0

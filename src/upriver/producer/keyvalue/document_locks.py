@@ -7,11 +7,11 @@ replaced by the CAS that the document had when it was locked.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from ... import _entropy
 from ...errors import Status, StoreRefusal
 
 __all__ = ["DEFAULT_LOCK_TIME", "LOCKED_CAS", "MAX_LOCK_TIME", "Locks"]
@@ -60,7 +60,7 @@ class Locks:
                 self._locks = {at: lock for at, lock in self._locks.items() if lock.until > now}
                 if len(self._locks) >= _MAX_LOCKS:
                     raise StoreRefusal(Status.TEMPORARY_FAILURE, "too many documents are locked")
-            token = 1 + secrets.randbelow(LOCKED_CAS - 1)
+            token = 1 + _entropy.randbelow(LOCKED_CAS - 1)
             # A time that is too long is replaced by the default, as on Couchbase Server.
             wanted = seconds if seconds and seconds <= MAX_LOCK_TIME else DEFAULT_LOCK_TIME
             until = now + wanted
