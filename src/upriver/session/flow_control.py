@@ -77,7 +77,7 @@ class ReceiveWindow:
 
     def due(self, now: float) -> int:
         """Returns the bytes to acknowledge now, and resets the count; 0 if none are due."""
-        waited = now - self._last_ack >= ACK_AFTER_SECONDS
+        waited = now >= self.due_at
         if not self.size or not self.freed or (self.freed <= self.threshold and not waited):
             return 0
         freed, self.freed, self._last_ack = self.freed, 0, now

@@ -46,7 +46,7 @@ class ProducerKeepalive:
 
     def due(self, now: float) -> int | None:
         """Returns the opaque of a noop to send now; None if none is due or one is unanswered."""
-        if not self.enabled or self._open is not None or now - self._asked_at < self.interval:
+        if not self.enabled or self._open is not None or now < self._asked_at + self.interval:
             return None
         self._asked_at = now
         self._open = self._next
@@ -62,7 +62,7 @@ class ProducerKeepalive:
 
     def is_gone(self, now: float) -> bool:
         """Whether the peer has timed out."""
-        return self.enabled and now - self._heard_at >= self._patience
+        return self.enabled and now >= self._heard_at + self._patience
 
     def next_look(self) -> float:
         """Returns the time at which `due` or `is_gone` must be checked next."""
@@ -101,10 +101,10 @@ class Silence:
 
     def ask_now(self, now: float) -> bool:
         """Whether a request is due. If so it counts as sent: there is one per silence."""
-        if self._asked or now - self._heard_at < self.interval:
+        if self._asked or now < self._heard_at + self.interval:
             return False
         self._asked = True
         return True
 
     def is_gone(self, now: float) -> bool:
-        return now - self._heard_at >= 2 * self.interval
+        return now >= self._heard_at + 2 * self.interval
