@@ -345,6 +345,9 @@ class StreamEnded(UpriverError):
 class StoreError(UpriverError):
     """The store cannot carry out an operation, or cannot be opened."""
 
+    #: Whether the change may be stored all the same: nobody knows what a failed write left on disk.
+    is_ambiguous = False
+
 
 class StoreRefusal(StoreError):
     """One operation is refused and nothing was changed; ``status`` is what a server answers."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,11 +132,18 @@ def test_writes_go_on_without_a_restart_when_there_is_room_again(
     with serving("--data", tmp_path / "data", "--vbuckets", "4") as served:
         pid = served.process.pid
         written: list[bytes] = []
-        with Talk(served.source) as talk:
+        with ExitStack() as open_connections:
+            talk = open_connections.enter_context(Talk(served.source))
 
-            def write(number: int) -> Status:
+            def write(number: int) -> Status | None:
+                """The answer; None if the connection was closed: the result is unknown."""
+                nonlocal talk
                 key = b"k%d" % number
-                answer = talk.ask(kv.Set(key=key, value=os.urandom(200_000), vbucket=1))
+                try:
+                    answer = talk.ask(kv.Set(key=key, value=os.urandom(200_000), vbucket=1))
+                except (EOFError, OSError):
+                    talk = open_connections.enter_context(Talk(served.source))
+                    return None
                 if answer.status is Status.SUCCESS:
                     written.append(key)
                 assert isinstance(answer, m.Response)
@@ -148,15 +155,13 @@ def test_writes_go_on_without_a_restart_when_there_is_room_again(
             narrow = in_use if limit == resource.RLIMIT_NOFILE else 3_000_000
             resource.prlimit(pid, limit, (narrow, before[1]))
             refusals = (write(number) for number in range(1, 10_000))
-            assert next(status for status in refusals if status is not Status.SUCCESS) is (
-                Status.TEMPORARY_FAILURE
-            )
+            assert next(status for status in refusals if status is not Status.SUCCESS) is None
             assert write(10_000) is Status.TEMPORARY_FAILURE
             assert talk.ask(kv.Get(key=b"k0", vbucket=1)).status is Status.SUCCESS
             resource.prlimit(pid, limit, before)
             deadline = time.monotonic() + PATIENCE
             while (status := write(20_000)) is not Status.SUCCESS:
-                assert status is Status.TEMPORARY_FAILURE
+                assert status in (Status.TEMPORARY_FAILURE, None)
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             for key in written:

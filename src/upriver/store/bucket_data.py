@@ -380,6 +380,7 @@ def _again(failure: StoreError) -> StoreError:
     """Copies an error for another caller; a shared instance would collect all tracebacks."""
     again = copy.copy(failure)
     again.__cause__ = again.__traceback__ = None
+    again.is_ambiguous = False  # the other caller's change was not written at all
     return again
 
 

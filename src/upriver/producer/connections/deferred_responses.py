@@ -159,6 +159,9 @@ class DeferredResponses:
         try:
             outcomes = future.result()
         except StoreError as error:
+            if error.is_ambiguous:
+                self._owner.close(_UNKNOWN)
+                return
             outcomes = [error] * len(writes)
         except Exception:  # an internal error fails these writes, not the connection
             logger.exception("a group of %d writes failed", len(writes))
@@ -415,3 +418,5 @@ class DeferredResponses:
 
 #: The future that is passed to callbacks of timers. It has no result.
 _NOTHING: Final[Future[Any]] = Future()
+#: Neither a success nor an error would be correct for such a write, so it gets no answer.
+_UNKNOWN: Final = "a write failed, and it is not known whether the disk has it"

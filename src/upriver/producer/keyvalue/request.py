@@ -139,7 +139,13 @@ class Call:
         return self.bucket.failover_log(done.vbucket).newest.vbuuid, done.seqno
 
     def refused(self, error: StoreError) -> Responses:
-        """Returns the response to a request that was refused."""
+        """Returns the response to a request that was refused.
+
+        Raises the error of a write that may be stored all the same: the connection is then closed,
+        which tells the client that the result is unknown.
+        """
+        if error.is_ambiguous:
+            raise error
         if isinstance(error, StoreRefusal):
             status, context = error.status, error.rule
         else:
