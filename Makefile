@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types tests extended unit fuzz coverage chaos kills attack soak bench docs clean
-.PHONY: environment
+.PHONY: environment simulate
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,6 +57,9 @@ kills: environment ## a hundred drivers of pipelines killed at every step; KILLS
 
 attack: environment ## every known attack on real processes, for about 10 minutes; MINUTES=3 if wanted
 	@$(BIN)/python tools/attack.py $(if $(MINUTES),--minutes $(MINUTES))
+
+simulate: environment ## simulated worlds from fresh seeds; SEEDS=0-999 and SCOPE=single if wanted
+	@$(BIN)/python tools/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCOPE),--scope $(SCOPE))
 
 format: environment ## rewrite files in the project's style
 	@$(BIN)/ruff check --fix .

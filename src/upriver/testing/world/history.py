@@ -1,0 +1,131 @@
+"""What really happened: the changes of every branch of every vbucket, as they reached a disk.
+
+`Histories` sees each batch that a node writes. It keeps, per branch (vbuuid), the changes that an
+active copy committed on it, and of what it held before. The oracles compare what clients and
+readers were told with this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...model import Op, VBucketState
+from ...store.rocksdb import Batch
+from ...store.vbucket import load
+from ...wire import canonical
+from ...wire.prepares import is_hidden
+
+__all__ = ["Branch", "Histories", "Version", "Violation"]
+
+
+class Violation(AssertionError):
+    """A guarantee did not hold. ``rule`` is its name."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+        self.text = text
+
+
+class Version(NamedTuple):
+    """One change of a document; ``value`` is None if it was deleted or expired."""
+
+    key: bytes
+    value: bytes | None
+    cas: int
+    rev: int
+
+
+@dataclass(slots=True)
+class Branch:
+    """The changes of one branch of a vbucket, by seqno, including what it was based on."""
+
+    vbuuid: int
+    changes: dict[int, Version] = field(default_factory=dict)
+
+    def newest(self, upto: int) -> dict[bytes, int]:
+        """The seqno of the newest version of each key up to a seqno."""
+        found: dict[bytes, int] = {}
+        for seqno in sorted(self.changes):
+            if seqno > upto:
+                break
+            found[self.changes[seqno].key] = seqno
+        return found
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A node's copy of a vbucket."""
+
+    state: VBucketState = VBucketState.DEAD
+    vbuuid: int = 0
+    changes: dict[int, Version] = field(default_factory=dict)
+
+
+class Histories:
+    """Everything that was ever committed."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[str, int], _Copy] = {}
+        self.branches: dict[tuple[int, int], Branch] = {}
+        #: How many changes were committed.
+        self.committed = 0
+
+    def saw(self, node: str, batch: Batch) -> None:
+        """Notes a batch that a node has written."""
+        for name, raw in batch.meta.items():
+            if name.startswith(b"vbucket/") and raw is not None:
+                self._saw_standing(node, int.from_bytes(name[-2:]), raw)
+        for frame in batch.seqnos.values():
+            if frame is not None and not canonical.is_event(frame) and not is_hidden(frame):
+                self._saw_change(node, frame)
+
+    def emptied(self, node: str) -> None:
+        """Notes that a node has another, empty disk."""
+        for name, vbucket in list(self._copies):
+            if name == node:
+                del self._copies[name, vbucket]
+
+    def reloaded(self, node: str, vbucket: int, high: int) -> None:
+        """Notes that a node has only the changes up to ``high`` after a power failure."""
+        copy = self._copies.get((node, vbucket))
+        if copy is not None:
+            copy.changes = {s: v for s, v in copy.changes.items() if s <= high}
+
+    def branch(self, vbucket: int, vbuuid: int) -> Branch | None:
+        return self.branches.get((vbucket, vbuuid))
+
+    def _copy(self, node: str, vbucket: int) -> _Copy:
+        return self._copies.setdefault((node, vbucket), _Copy())
+
+    def _saw_standing(self, node: str, vbucket: int, raw: bytes) -> None:
+        standing, progress = load(raw)
+        copy = self._copy(node, vbucket)
+        newest = standing.failover.newest.vbuuid
+        if any(seqno > progress.high for seqno in copy.changes):
+            copy.changes = {s: v for s, v in copy.changes.items() if s <= progress.high}
+        copy.state, copy.vbuuid = standing.state, newest
+        if standing.state is VBucketState.ACTIVE and (vbucket, newest) not in self.branches:
+            self.branches[vbucket, newest] = Branch(newest, dict(copy.changes))
+
+    def _saw_change(self, node: str, frame: bytes) -> None:
+        change = canonical.parse(frame)
+        copy = self._copy(node, change.vbucket)
+        value = change.value if change.op is Op.MUTATION else None
+        version = Version(change.key, value, change.cas, change.rev)
+        copy.changes[change.seqno] = version
+        if copy.state is not VBucketState.ACTIVE:
+            return
+        self.committed += 1
+        branch = self.branches.setdefault(
+            (change.vbucket, copy.vbuuid), Branch(copy.vbuuid, dict(copy.changes))
+        )
+        known = branch.changes.get(change.seqno)
+        if known is not None and known != version:
+            raise Violation(
+                "one history per branch",
+                f"vbucket {change.vbucket}: branch {copy.vbuuid:x} has {known} at seqno "
+                f"{change.seqno}, and {node} commits {version} there",
+            )
+        branch.changes[change.seqno] = version

@@ -1,0 +1,120 @@
+"""The plan of a world: what clients do and what breaks, at which time; all of it from a seed.
+
+A plan is a list of steps, so that a failing world can be shrunk by leaving steps out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from ...store import SyncMode
+from ...wire.names import DurabilityLevel
+from .client import KINDS
+from .network import NetworkSettings
+
+__all__ = ["Plan", "Scope", "Step"]
+
+_LEVELS: Final = tuple(DurabilityLevel)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens at a true time, in seconds."""
+
+    at: float
+    action: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        words = (a.decode() if isinstance(a, bytes) else getattr(a, "name", a) for a in self.args)
+        return f"{self.at:8.3f}  {self.action} {' '.join(map(str, words))}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How large worlds are and what may happen in them."""
+
+    name: str
+    nodes: int = 1
+    replicas: int = 0
+    vbuckets: tuple[int, ...] = (1, 2, 3)
+    clients: int = 2
+    keys: int = 4
+    #: Operations and faults, at most.
+    operations: int = 40
+    faults: int = 8
+    seconds: float = 12.0
+    #: What may break, each as often as it is named.
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a seed decides before a world begins."""
+
+    seed: int
+    scope: Scope
+    vbuckets: int
+    sync: SyncMode
+    #: Bytes of the reader's flow-control window.
+    buffer: int
+    network: NetworkSettings
+    #: How fast the clocks of processes run, by their names' order of appearance.
+    rates: tuple[float, ...]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, seed: int, scope: Scope) -> Self:
+        chance = random.Random(f"plan {scope.name} {seed}")
+        steps = [*_operations(chance, scope), *_faults(chance, scope)]
+        return cls(
+            seed=seed,
+            scope=scope,
+            vbuckets=chance.choice(scope.vbuckets),
+            sync=SyncMode.RELAXED
+            if scope.nodes == 1 and chance.random() < 0.25
+            else SyncMode.DURABLE,
+            buffer=chance.choice((1024, 4096, 1024 * 1024)),
+            network=NetworkSettings(
+                delay=chance.choice((0.0005, 0.002, 0.02)),
+                late=chance.choice((0.0, 0.02, 0.1)),
+                torn=chance.choice((0.0, 0.1, 0.4)),
+            ),
+            rates=tuple(chance.uniform(0.99, 1.01) for _ in range(8)),
+            steps=tuple(sorted(steps, key=lambda step: step.at)),
+        )
+
+    def with_steps(self, steps: Sequence[Step]) -> Plan:
+        return replace(self, steps=tuple(steps))
+
+
+def _operations(chance: random.Random, scope: Scope) -> list[Step]:
+    count = chance.randint(scope.operations // 3, scope.operations)
+    keys = chance.randint(1, scope.keys)
+    durable = chance.choice((0.0, 0.3, 0.7))
+    steps = []
+    for number in range(count):
+        level = chance.choice(_LEVELS[1:]) if chance.random() < durable else _LEVELS[0]
+        kind = chance.choice((*KINDS, "set", "set", "get"))
+        # numbers only, so that every value can be counted up
+        value = b"%d" % (1000 + number)
+        wish = (chance.randrange(scope.clients), kind, b"k%d" % chance.randrange(keys), value)
+        steps.append(Step(chance.uniform(0.5, scope.seconds), "operation", (*wish, level)))
+    return steps
+
+
+def _faults(chance: random.Random, scope: Scope) -> list[Step]:
+    steps = []
+    allowed = [kind for kind in scope.kinds if chance.random() < 0.6]
+    for _ in range(chance.randint(0, scope.faults) if allowed else 0):
+        kind = chance.choice(allowed)
+        at = chance.uniform(0.5, scope.seconds)
+        # which of several, how long, how much: the fault itself knows what to make of them
+        args = (chance.randrange(1000), round(chance.uniform(0.05, 4.0), 3), chance.randrange(12))
+        steps.append(Step(at, kind, args))
+    for _ in range(chance.randint(1, 5)):
+        steps.append(Step(chance.uniform(0.5, scope.seconds), "checkpoint"))
+    return steps

@@ -1,0 +1,461 @@
+"""A world: nodes, clients and a reader on simulated machines, from one seed.
+
+    outcome = run(Plan.of(7, SINGLE))
+
+A world does what its plan says while things break. Then everything is mended, and it must come to
+rest: nothing acknowledged is lost, the reader has what the bucket has. `Violation` says which
+guarantee did not hold. The same plan always gives the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ... import _entropy
+from ...consumer.transport.access import Access
+from ...errors import StoreError
+from ...store import Bucket, BucketSettings, SyncMode
+from .client import Client, Wish
+from .disk import SimulatedDisk
+from .history import Histories, Violation
+from .linearizability import LOSS, WIPE, Operation, explain
+from .network import Network
+from .node import Node
+from .plan import Plan, Scope, Step
+from .reader import Reader
+from .scheduler import Process, Scheduler
+
+__all__ = ["SCOPES", "SINGLE", "Outcome", "World", "run"]
+
+#: One node with its clients and a reader. Everything may break.
+SINGLE: Final = Scope(
+    name="single",
+    kinds=(
+        "kill",
+        "kill",
+        "power failure",
+        "restart",
+        "failover",
+        "failover",
+        "purge",
+        "full disk",
+        "slow disk",
+        "empty disk",
+        "cut",
+        "cut",
+        "half-open",
+        "partition",
+        "slow reader",
+        "reader dies",
+        "reader dies",
+        "stop process",
+        "clock jump",
+    ),
+)
+#: Every scope, by its name.
+SCOPES: Final = {scope.name: scope for scope in (SINGLE,)}
+
+_FIRST_PORT: Final = 11001
+_BUCKET: Final = "default"
+_BUCKET_UUID: Final = "0123456789abcdef0123456789abcdef"
+#: True seconds in which a mended world comes to rest.
+_PATIENCE: Final = 240.0
+#: Lines of a trace that are kept for people; all count for its hash.
+_MOST_LINES: Final = 5000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a world."""
+
+    seed: int
+    trace_hash: str
+    #: What happened, how often.
+    counts: Counter[str]
+    seconds: float
+    trace: list[str] = field(default_factory=list)
+    violation: Violation | None = None
+
+
+class World:
+    """One world. `run` runs it to its end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.chance = random.Random(f"world {plan.scope.name} {plan.seed}")
+        self.counts: Counter[str] = Counter()
+        self.lines: list[str] = []
+        self._hash = hashlib.sha256()
+        self._events = 0
+        self.scheduler = Scheduler(random.Random(f"order {plan.seed}"))
+        network_chance = random.Random(f"network {plan.seed}")
+        self.network = Network(self.scheduler, network_chance, plan.network, self.trace)
+        self.histories = Histories()
+        self.processes: list[Process] = []
+        self.nodes = [self._new_node(number) for number in range(plan.scope.nodes)]
+        addresses = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        self.source = f"couchbase://{addresses}/{_BUCKET}"
+        self.access = Access()
+        self.losses: list[Operation] = []
+        self.clients: list[Client] = []
+        self.reader = Reader(
+            self.source,
+            plan.vbuckets,
+            self.histories,
+            self.trace,
+            self.access,
+            buffer=plan.buffer,
+        )
+        self.reader_process: Process | None = None
+
+    # ---- what happens --------------------------------------------------------------------
+
+    def trace(self, *words: object) -> None:
+        """Notes that something happened."""
+        self._events += 1
+        line = f"{self.scheduler.now:.6f} {' '.join(map(str, words))}"
+        self._hash.update(line.encode())
+        self.counts[str(words[0])] += 1
+        if words[0] != "bytes" and len(self.lines) < _MOST_LINES:
+            self.lines.append(line)
+
+    def moment(self) -> int:
+        """A number that rises with everything that happens."""
+        self._events += 1
+        return self._events
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            self.plan.seed, self._hash.hexdigest(), self.counts, self.scheduler.now, self.lines
+        )
+
+    # ---- making it -----------------------------------------------------------------------
+
+    def new_process(self, name: str) -> Process:
+        rate = self.plan.rates[len(self.processes) % len(self.plan.rates)]
+        process = Process(name, self.scheduler, self.network, rate=rate)
+        self.processes.append(process)
+        return process
+
+    def _new_node(self, number: int) -> Node:
+        name = f"n{number + 1}"
+        disk = SimulatedDisk(random.Random(f"disk {name} {self.plan.seed}"))
+        disk.on_batch = lambda batch: self.histories.saw(name, batch)
+        return Node(
+            name,
+            disk,
+            self.new_process,
+            port=_FIRST_PORT + number,
+            bucket=_BUCKET,
+            bucket_settings=BucketSettings(
+                vbuckets=self.plan.vbuckets,
+                durability=self.plan.sync,
+                maintenance_interval=0,
+                purge_age=0,
+            ),
+            bucket_uuid=_BUCKET_UUID,
+        )
+
+    def _new_client(self, name: str) -> Client:
+        process = self.new_process(name)
+        client = process.call(
+            lambda: Client(name, self.source, self.plan.vbuckets, self.moment, self.access)
+        )
+        self.clients.append(client)
+        process.spawn(client.run())
+        return client
+
+    def start_reader(self) -> None:
+        if self.reader_process is None or not self.reader_process.alive:
+            self.reader_process = self.new_process("reader")
+            self.reader_process.spawn(self.reader.live())
+
+    # ---- running it ----------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Runs the plan, mends everything, and checks what must hold then."""
+        with _entropy.seeded(random.Random(f"names {self.plan.seed}")), _quiet():
+            try:
+                self._begin()
+                for step in self.plan.steps:
+                    self.scheduler.at(step.at, partial(self._do, step))
+                self.scheduler.run(lambda: False, before=self.plan.scope.seconds)
+                self._mend()
+                self._come_to_rest()
+                self._check()
+            finally:
+                for process in self.processes:
+                    process.dispose()
+        return self.outcome()
+
+    def _begin(self) -> None:
+        for node in self.nodes:
+            node.start()
+        for number in range(self.plan.scope.clients):
+            self._new_client(f"c{number + 1}")
+        self.start_reader()
+
+    def _do(self, step: Step) -> None:
+        self.trace("step", step.action, *step.args)
+        if step.action == "operation":
+            number, kind, key, value, level = step.args
+            process = next(p for p in self.processes if p.name == f"c{number + 1}")
+            process.call(lambda: self.clients[number].wish(Wish(kind, key, value, level)))
+        elif step.action == "checkpoint":
+            if self.reader_process is not None and self.reader_process.alive:
+                self.reader_process.spawn(self.reader.checkpoint())
+        else:
+            _FAULTS[step.action](self, *step.args)
+
+    def _mend(self) -> None:
+        self.trace("mend")
+        self.network.heal()
+        for process in self.processes:
+            process.stopped_until = 0.0
+            if process.alive:
+                process.loop.call_soon(lambda: None)
+        for node in self.nodes:
+            node.disk.full = False
+            node.disk.slowness = 1.0
+            node.start()
+        self.start_reader()
+
+    def _come_to_rest(self) -> None:
+        until = self.scheduler.now + _PATIENCE
+        if not self.scheduler.run(lambda: all(c.idle for c in self.clients), before=until):
+            raise Violation("clients are answered", "a client waits for ever")
+        self._read_all()
+        if not self.scheduler.run(self._is_caught_up, before=self.scheduler.now + _PATIENCE):
+            raise Violation("lag reaches 0", "; ".join(self._differences()))
+
+    def _read_all(self) -> None:
+        """Reads every key once more, for the last word on it."""
+        keys = sorted({op.key for client in self.clients for op in client.operations})
+        last = self._new_client("last")
+        process = self.processes[-1]
+
+        async def read() -> list[bytes]:
+            return [key for key in keys if await last.read(key) is None]
+
+        task: asyncio.Task[list[bytes]] = process.spawn(read())
+        if not self.scheduler.run(task.done, before=self.scheduler.now + 4 * _PATIENCE):
+            raise Violation("clients are answered", "the last reads are never answered")
+        if task.result():
+            raise Violation("clients are answered", f"{task.result()} cannot be read")
+
+    # ---- what must hold ------------------------------------------------------------------
+
+    def bucket_of(self, vbucket: int) -> Bucket:
+        """The bucket of the node that has the active copy of a vbucket."""
+        bucket = self.nodes[0].bucket
+        assert bucket is not None, self.nodes[0].problem
+        return bucket
+
+    def documents(self, vbucket: int) -> dict[bytes, bytes]:
+        """The documents of a vbucket, by the history of its branch."""
+        bucket = self.bucket_of(vbucket)
+        newest = bucket.failover_log(vbucket).newest.vbuuid
+        branch = self.histories.branches[vbucket, newest]
+        seqnos = branch.newest(bucket.vbucket_stats(vbucket).high_seqno)
+        found = {key: branch.changes[seqno].value for key, seqno in seqnos.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _differences(self) -> Iterator[str]:
+        for vbucket in range(self.plan.vbuckets):
+            told, real = self.reader.documents(vbucket), self.documents(vbucket)
+            if told != real:
+                yield f"vbucket {vbucket}: the reader has {told}, the bucket has {real}"
+
+    def _is_caught_up(self) -> bool:
+        return all(node.is_up for node in self.nodes) and not any(self._differences())
+
+    def _check(self) -> None:
+        by_key: dict[bytes, list[Operation]] = {}
+        for client in self.clients:
+            for op in client.operations:
+                by_key.setdefault(op.key, []).append(op)
+        for key, operations in sorted(by_key.items()):
+            if not explain([*operations, *self.losses]):
+                lines = sorted([*operations, *self.losses], key=lambda op: op.invoked)
+                raise Violation(
+                    "acknowledged writes are there",
+                    f"no order explains the answers for {key.decode()}:\n  "
+                    + "\n  ".join(map(str, lines)),
+                )
+        for node in self.nodes:
+            assert node.bucket is not None
+            problems = node.bucket.verify()
+            if problems:
+                raise Violation("a store is consistent", f"{node.name}: {'; '.join(problems)}")
+
+    def lose(self, kind: str) -> None:
+        """Notes that acknowledged writes may be lost at this moment."""
+        moment = self.moment()
+        self.losses.append(Operation("world", b"", kind, invoked=moment, returned=self.moment()))
+
+
+# ---- faults ------------------------------------------------------------------------------
+# Each gets which of several it hits, seconds and an amount, all from the plan.
+
+
+def _node(world: World, which: int) -> Node:
+    return world.nodes[which % len(world.nodes)]
+
+
+def _kill(world: World, which: int, seconds: float, amount: int) -> None:
+    node = _node(world, which)
+    node.kill()
+    world.scheduler.after(seconds / 2, node.start)
+
+
+def _power_failure(world: World, which: int, seconds: float, amount: int) -> None:
+    node = _node(world, which)
+    lost = node.kill(power=True)
+    world.trace("power", node.name, lost)
+    if world.plan.sync is SyncMode.RELAXED:
+        world.lose(LOSS)
+    world.scheduler.after(seconds / 2, node.start)
+
+
+def _restart(world: World, which: int, seconds: float, amount: int) -> None:
+    node = _node(world, which)
+    node.close()
+    world.scheduler.after(seconds / 4, node.start)
+
+
+def _empty_disk(world: World, which: int, seconds: float, amount: int) -> None:
+    node = _node(world, which)
+    node.kill()
+    node.disk.replace()
+    world.histories.emptied(node.name)
+    world.lose(WIPE)
+    world.scheduler.after(seconds / 4, node.start)
+
+
+def _failover(world: World, which: int, seconds: float, amount: int) -> None:
+    """The node goes on as a replica that was behind would."""
+    node, bucket = _node(world, which), _node(world, which).bucket
+    if bucket is None or node.process is None:
+        return
+    vbucket = which % world.plan.vbuckets
+    high = bucket.vbucket_stats(vbucket).high_seqno
+    world.lose(LOSS)
+    process = node.process
+    with suppress(StoreError):  # its disk is full
+        process.call(lambda: bucket.rollback(vbucket, max(0, high - amount)))
+
+
+def _purge(world: World, which: int, seconds: float, amount: int) -> None:
+    node, bucket = _node(world, which), _node(world, which).bucket
+    if bucket is not None and node.process is not None:
+        with suppress(StoreError):
+            node.process.call(bucket.compact)
+
+
+def _full_disk(world: World, which: int, seconds: float, amount: int) -> None:
+    disk = _node(world, which).disk
+    disk.full = True
+
+    def mended() -> None:
+        disk.full = False
+
+    world.scheduler.after(seconds, mended)
+
+
+def _slow_disk(world: World, which: int, seconds: float, amount: int) -> None:
+    disk = _node(world, which).disk
+    disk.slowness = 10.0 * (1 + amount)
+
+    def mended() -> None:
+        disk.slowness = 1.0
+
+    world.scheduler.after(seconds, mended)
+
+
+def _cut(world: World, which: int, seconds: float, amount: int) -> None:
+    links = world.network.alive_links()
+    if links:
+        links[which % len(links)].reset("cut")
+
+
+def _half_open(world: World, which: int, seconds: float, amount: int) -> None:
+    links = world.network.alive_links()
+    if links:
+        links[which % len(links)].go_silent()
+
+
+def _partition(world: World, which: int, seconds: float, amount: int) -> None:
+    names = sorted({process.name for process in world.processes if process.alive})
+    pairs = [(one, other) for one in names for other in names if one < other]
+    one, other = pairs[which % len(pairs)]
+    world.network.partition(one, other, 2 * seconds)
+
+
+def _slow_reader(world: World, which: int, seconds: float, amount: int) -> None:
+    world.network.slow_reader("reader", seconds, 200.0 * (1 + amount))
+
+
+def _reader_dies(world: World, which: int, seconds: float, amount: int) -> None:
+    if world.reader_process is not None:
+        world.reader_process.kill()
+        world.scheduler.after(seconds / 4, world.start_reader)
+
+
+def _stop_process(world: World, which: int, seconds: float, amount: int) -> None:
+    alive = [process for process in world.processes if process.alive]
+    alive[which % len(alive)].stop_for(seconds)
+
+
+def _clock_jump(world: World, which: int, seconds: float, amount: int) -> None:
+    alive = [process for process in world.processes if process.alive]
+    alive[which % len(alive)].skew += (amount - 6) * 100.0
+
+
+_FAULTS: Final[dict[str, Callable[..., None]]] = {
+    "kill": _kill,
+    "power failure": _power_failure,
+    "restart": _restart,
+    "empty disk": _empty_disk,
+    "failover": _failover,
+    "purge": _purge,
+    "full disk": _full_disk,
+    "slow disk": _slow_disk,
+    "cut": _cut,
+    "half-open": _half_open,
+    "partition": _partition,
+    "slow reader": _slow_reader,
+    "reader dies": _reader_dies,
+    "stop process": _stop_process,
+    "clock jump": _clock_jump,
+}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What breaks is wanted here: the logs of it would hide what matters."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def run(plan: Plan) -> Outcome:
+    """Runs a world to its end; its `Violation`, if there is one, is in the outcome."""
+    world = World(plan)
+    try:
+        return world.run()
+    except Violation as violation:
+        outcome = world.outcome()
+        outcome.violation = violation
+        return outcome

@@ -1,0 +1,92 @@
+"""Runs simulated worlds and prints what broke: ``python tools/simulate.py --seeds 0-999``.
+
+Without ``--seeds`` it takes fresh ones. A seed that breaks a guarantee is printed with the shortest
+plan that still breaks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
+from upriver.testing.world import SCOPES, Outcome, Plan, run, shrink
+
+#: Worlds of one run without --seeds.
+DEFAULT_COUNT = 500
+
+
+def seeds_of(text: str) -> Iterator[int]:
+    """The numbers of ``3,7,10-19``; a count of fresh ones if it is ``fresh:100``."""
+    if text.startswith("fresh:"):
+        fresh = secrets.randbelow(2**40)
+        yield from range(fresh, fresh + int(text.removeprefix("fresh:")))
+        return
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def one(seed: int, scope: str) -> tuple[str, Outcome]:
+    """Runs a world; an exception is a fault as well, and is told with its seed."""
+    try:
+        outcome = run(Plan.of(seed, SCOPES[scope]))
+    except Exception as problem:
+        problem.add_note(f"in the world of seed {seed}, scope {scope}")
+        raise
+    outcome.trace.clear()
+    return scope, outcome
+
+
+def report(scope: str, outcome: Outcome) -> None:
+    """Prints a failure and the shortest plan for it."""
+    print(f"\nscope {scope}, seed {outcome.seed}: {outcome.violation}")
+    plan, shortest = shrink(Plan.of(outcome.seed, SCOPES[scope]), outcome)
+    print(f"shrunk to {len(plan.steps)} steps: {shortest.violation}")
+    for step in plan.steps:
+        print(f"  {step}")
+    print(f"make simulate SEEDS={outcome.seed} SCOPE={scope} repeats it")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="simulated worlds")
+    parser.add_argument("--seeds", default=f"fresh:{DEFAULT_COUNT}", help="3,7,10-19 or fresh:100")
+    parser.add_argument("--scope", choices=[*SCOPES, "all"], default="all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    chosen = parser.parse_args()
+    seeds = list(seeds_of(chosen.seeds))
+    scopes = list(SCOPES) if chosen.scope == "all" else [chosen.scope]
+    print(f"make simulate SEEDS={seeds[0]}-{seeds[-1]} SCOPE={chosen.scope} repeats this run")
+    failed = False
+    for scope in scopes:
+        begun = time.monotonic()
+        happened: Counter[str] = Counter()
+        simulated = 0.0
+        broken: list[Outcome] = []
+        with ProcessPoolExecutor(chosen.jobs) as pool:
+            for _, outcome in pool.map(one, seeds, repeat(scope), chunksize=8):
+                happened += outcome.counts
+                simulated += outcome.seconds
+                if outcome.violation is not None:
+                    broken.append(outcome)
+        spent = time.monotonic() - begun
+        print(
+            f"{scope}: {len(seeds)} worlds in {spent:.1f} s, {60 * len(seeds) / spent:.0f} a minute"
+            f" on {chosen.jobs} processes; {simulated / 60:.0f} simulated minutes;"
+            f" {len(broken)} broke a guarantee"
+        )
+        print("  " + ", ".join(f"{count} {what}" for what, count in happened.most_common()))
+        for outcome in broken[:3]:
+            report(scope, outcome)
+        failed = failed or bool(broken)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
