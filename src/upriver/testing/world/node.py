@@ -6,6 +6,7 @@ Only what they stand on is simulated: the event loop, the network, the disk and 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -98,16 +99,17 @@ class Node:
             ticker=lambda action, *, name, interval: _LoopTicker(process, action, interval),
             monotonic=process.time,
         )
+        path = Path(f"/simulated/{self.name}")
         bucket = Bucket(
             self._bucket_name,
-            Path(f"/simulated/{self.name}"),
+            path,
             self._bucket_settings,
             uuid=self._bucket_uuid,
             wall=process.wall,
             create=not self.disk.is_formatted,
             platform=platform,
         )
-        store = _OneBucket(bucket, self._bucket_settings)
+        store = _OneBucket(path, bucket, self._bucket_settings)
         context = ServerContext(
             store, self._settings, default_bucket=self._bucket_name, wall=process.wall
         )
@@ -140,9 +142,12 @@ class Node:
 class _OneBucket(Store):
     """A store of one bucket, without a directory."""
 
-    def __init__(self, bucket: Bucket, settings: BucketSettings) -> None:
+    def __init__(self, path: Path, bucket: Bucket, settings: BucketSettings) -> None:
+        self.path = path
         self._only = bucket
         self._its_settings = settings
+        self._name = ""
+        self.uuid = hashlib.md5(str(path).encode(), usedforsecurity=False).hexdigest()
 
     def buckets(self) -> list[str]:
         return [self._only.name]
