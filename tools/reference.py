@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from upriver import errors
+from upriver.cli.common_options import COMMON_OPTIONS
 from upriver.cli.main import cli
 from upriver.session import stream_states
 from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, WRITE
@@ -74,6 +75,10 @@ def _only(option: Setting) -> str:
 
 def command_list() -> Iterator[str]:
     context = click.Context(cli, info_name="upriver")
+    yield "Every command has these options:\n"
+    yield "| option | meaning |\n|---|---|"
+    yield from (_option(option, context) for option in COMMON_OPTIONS)
+    yield ""
     for name in sorted(cli.list_commands(context)):
         command = cli.get_command(context, name)
         assert command is not None
@@ -86,7 +91,8 @@ def _command(command: click.Command, parent: click.Context, name: str, level: st
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{context.command_path} {usage}\n```\n"
     yield _help(command) + "\n"
-    options = [_option(option, context) for option in command.get_params(context)]
+    own = [option for option in command.get_params(context) if option not in COMMON_OPTIONS]
+    options = [_option(option, context) for option in own]
     if any(options):
         yield "| option | meaning |\n|---|---|"
         yield from filter(None, options)

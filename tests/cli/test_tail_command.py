@@ -9,6 +9,7 @@ import pty
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -511,3 +512,55 @@ def test_those_who_watch_see_how_it_goes(producer: TemporaryProducer) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_processes_of_a_group_share_the_changes(tmp_path: Path) -> None:
+    with TemporaryProducer(vbuckets=4) as producer:
+        words = ("tail", producer.source, "--json", "--group", "g", "--members", tmp_path)
+        with running(*words) as first, running(*words) as second:
+            # the one that came first lets two vbuckets go; who has which is told by the changes
+            told: dict[int, set[int]] = {0: set(), 1: set()}
+            number = 0
+            threads = [
+                threading.Thread(target=_vbuckets_of, args=(one, told[index]), daemon=True)
+                for index, one in enumerate((first, second))
+            ]
+            for thread in threads:
+                thread.start()
+            deadline = time.monotonic() + PATIENCE
+            while min(map(len, told.values())) < 2:
+                assert time.monotonic() < deadline
+                for vbucket in range(4):
+                    producer.write(b"key:%d" % number, b"{}", vbucket=vbucket)
+                number += 1
+                time.sleep(0.1)
+            for one in (first, second):
+                one.process.send_signal(signal.SIGINT)
+            for one in (first, second):
+                assert one.process.wait(PATIENCE) == 130
+            for thread in threads:
+                thread.join()
+        # what was printed was saved: nobody prints it again
+        with running(*words, "--limit", "1") as third:
+            producer.write(b"last", b"{}", vbucket=0)
+            assert third.record()["key"] == "last"
+
+
+def _vbuckets_of(process: Running, found: set[int]) -> None:
+    for line in process.out:
+        record = json.loads(line)
+        if "vbucket" in record:
+            found.add(record["vbucket"])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--group", "g", "--checkpoint", "file"], "keeps its positions"),
+        (["--members", "somewhere"], "give its name"),
+    ],
+)
+def test_options_that_do_not_fit_a_group_are_refused(words: list[str], problem: str) -> None:
+    refused = finished("tail", "couchbase://127.0.0.1:1/default", *words)
+    assert refused.returncode == 2
+    assert problem in refused.stderr

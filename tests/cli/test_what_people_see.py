@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -275,7 +276,7 @@ def test_passwords_without_tls_are_warned_of(tmp_path: Path) -> None:
     words = ("serve", "--port", "0", "--vbuckets", "4", "--users", users, "--host", "0.0.0.0")
     with running(*words, "--plain-without-tls") as process:
         process.line()
-        status, _, said = process.stop()
+        status, _, said = process.stop(signal.SIGTERM)
     assert status == 0
     assert said.count("WARNING") == 2
     assert "passwords are taken without TLS" in said

@@ -10,7 +10,9 @@ from .pipeline_view import watch
 from .setting_options import (
     changelog_settings,
     config_option,
+    json_option,
     settings_given,
+    source_argument,
     source_settings,
     spark_options,
     spark_session,
@@ -21,10 +23,10 @@ __all__ = ["changelog"]
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("table")
 @changelog_settings
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@json_option()
 @source_settings
 @spark_options
 @config_option

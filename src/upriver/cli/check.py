@@ -11,7 +11,13 @@ import click
 
 from ..errors import ConfigError
 from .exit_codes import Question
-from .setting_options import DIALECTS, access_options, collection_options
+from .setting_options import (
+    DIALECTS,
+    access_options,
+    collection_options,
+    json_option,
+    source_argument,
+)
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 
 
 @click.command(cls=Question)
-@click.argument("source")
+@source_argument
 @click.option(
     "--checkpoint",
     "file",
@@ -36,7 +42,7 @@ _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 @collection_options
 @click.option("--dialect", type=click.Choice(DIALECTS), default="auto", help="The draft to speak.")
 @click.option("--all", "show_all", is_flag=True, help="Print those that are accepted too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@json_option("One JSON object instead of a table.")
 @access_options
 @click.pass_context
 def check(
@@ -49,6 +55,7 @@ def check(
     show_all: bool,
     as_json: bool,
     access: Access,
+    timeout: float,
 ) -> None:
     """Say whether a reader would be rolled back, where to and why, and how far behind it is.
 
@@ -72,7 +79,9 @@ def check(
     checkpoint = FileCheckpoint(file).load()
     if checkpoint is None:
         raise ConfigError(f"there is no checkpoint {file}")
-    settings = ConsumerSettings(collections=collections, scope=scope, dialect=dialect)
+    settings = ConsumerSettings(
+        collections=collections, scope=scope, dialect=dialect, connect_timeout=timeout
+    )
     with waiting_for(f"{source} to answer"):
         verdicts = probe_and_wait(Source.parse(source), access, settings, checkpoint)
     if as_json:

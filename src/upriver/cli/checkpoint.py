@@ -18,7 +18,7 @@ from ..consumer.checkpoints.position_json import dump_position
 from ..errors import ConfigError
 from ..model import NO_END
 from ..session.stream_position import Position
-from .setting_options import vbuckets_option
+from .setting_options import json_option, vbuckets_option
 from .suggestions import SuggestingGroup
 
 __all__ = ["checkpoint"]
@@ -59,7 +59,7 @@ def checkpoint() -> None:
 
 @checkpoint.command()
 @_FILE
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@json_option("One JSON object instead of a table.")
 def show(file: Path, as_json: bool) -> None:
     """Print where each vbucket is. Those at the beginning are only counted."""
     known = _load(file)

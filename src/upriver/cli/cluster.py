@@ -11,6 +11,7 @@ import click
 
 from ..errors import ConfigError
 from ..producer.server_settings import DEFAULT_PORT
+from .setting_options import json_option
 from .suggestions import SuggestingGroup
 
 __all__ = ["cluster"]
@@ -116,7 +117,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 @cluster.command()
 @_DATA
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option("For programs.")
 def status(data: Path, as_json: bool) -> None:
     """Show the nodes, their vbuckets, and how far replicas are behind."""
     result = _run(data, "status")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError
-from .setting_options import access_options
+from .setting_options import access_options, json_option, source_argument
 from .suggestions import SuggestingGroup
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ def collections() -> None:
 
 
 @collections.command("list")
-@click.argument("source")
+@source_argument
 @access_options
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
-def list_collections(source: str, access: Access, as_json: bool) -> None:
+@json_option()
+def list_collections(source: str, access: Access, timeout: float, as_json: bool) -> None:
     """List the collections of a bucket with their ids."""
     from ..consumer.transport.connection_string import Source
     from ..consumer.writing.documents import Documents
 
-    with Documents(Source.parse(source), access) as documents:
+    with Documents(Source.parse(source), access, timeout=timeout) as documents:
         known = documents.collections
     found = sorted((*known.names(number), number) for number in known.collections)
     if as_json:
@@ -50,11 +50,14 @@ def list_collections(source: str, access: Access, as_json: bool) -> None:
 
 
 @collections.command()
-@click.argument("source")
+@source_argument
 @click.argument("name", metavar="SCOPE.NAME")
 @click.option("--max-expiry", type=click.IntRange(0), default=0, help="In seconds, for documents.")
 @access_options
-def create(source: str, name: str, max_expiry: int, access: Access) -> None:
+@json_option()
+def create(
+    source: str, name: str, max_expiry: int, access: Access, timeout: float, as_json: bool
+) -> None:
     """Create the collection SCOPE.NAME, and its scope if there is none; SCOPE alone is a scope."""
     from ..consumer.transport.connection_string import Source
     from ..consumer.transport.management_http import CollectionsManagement
@@ -62,32 +65,37 @@ def create(source: str, name: str, max_expiry: int, access: Access) -> None:
 
     scope, collection = _split(name)
     where = Source.parse(source)
-    with Documents(where, access) as documents:
+    with Documents(where, access, timeout=timeout) as documents:
         is_new = scope not in documents.collections.scopes.values()  # as its manifest says now
-    management = CollectionsManagement(where, access)
+    management = CollectionsManagement(where, access, timeout=timeout)
     if is_new or not collection:
         management.create_scope(scope)
     if collection:
         management.create_collection(scope, collection, max_expiry=max_expiry)
-    click.echo(f"created: {name}")
+    _show("created", name, as_json=as_json)
 
 
 @collections.command()
-@click.argument("source")
+@source_argument
 @click.argument("name", metavar="SCOPE.NAME")
 @access_options
-def drop(source: str, name: str, access: Access) -> None:
+@json_option()
+def drop(source: str, name: str, access: Access, timeout: float, as_json: bool) -> None:
     """Drop the collection SCOPE.NAME with its documents; SCOPE alone drops a whole scope."""
     from ..consumer.transport.connection_string import Source
     from ..consumer.transport.management_http import CollectionsManagement
 
     scope, collection = _split(name)
-    management = CollectionsManagement(Source.parse(source), access)
+    management = CollectionsManagement(Source.parse(source), access, timeout=timeout)
     if collection:
         management.drop_collection(scope, collection)
     else:
         management.drop_scope(scope)
-    click.echo(f"dropped: {name}")
+    _show("dropped", name, as_json=as_json)
+
+
+def _show(done: str, name: str, *, as_json: bool) -> None:
+    click.echo(json.dumps({"name": name, "result": done}) if as_json else f"{done}: {name}")
 
 
 def _split(name: str) -> tuple[str, str]:

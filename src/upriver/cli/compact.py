@@ -8,7 +8,8 @@ import click
 
 from .._extras import extra
 from ..settings.all_settings import named
-from .setting_options import compact_settings
+from .common_options import interruptible
+from .setting_options import compact_settings, json_option
 
 __all__ = ["compact"]
 
@@ -16,7 +17,7 @@ __all__ = ["compact"]
 @click.command()
 @click.argument("table")
 @compact_settings
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@json_option()
 def compact(table: str, as_json: bool, **options: str | None) -> None:
     """Compact the Delta tables of a change log or mirror, and remove files that nobody needs.
 
@@ -35,7 +36,8 @@ def compact(table: str, as_json: bool, **options: str | None) -> None:
 
     (setting,) = named("keepVersions")
     seconds = setting.parse(options[setting.name] or setting.default or "")
-    done = maintenance.compact(TablePlace.parse(table), seconds=seconds)
+    with interruptible(lambda: "files of some tables may be compacted; run it again"):
+        done = maintenance.compact(TablePlace.parse(table), seconds=seconds)
     if as_json:
         compacted = [
             {

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .pipeline_view import terminated_like_interrupted
+from .common_options import INTERRUPTED
+from .pipeline_view import Terminated, terminated_like_interrupted
 from .setting_options import (
     config_option,
+    json_option,
     name_value_option,
     settings_given,
+    source_argument,
     source_settings,
     spark_options,
     spark_session,
@@ -27,7 +30,7 @@ __all__ = ["copy"]
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("target")
 @click.option(
     "--checkpoint",
@@ -37,7 +40,7 @@ __all__ = ["copy"]
 )
 @click.option("--once", is_flag=True, help="Copy what is there now, then stop.")
 @name_value_option("--target-option", "target_pairs", "Any option of the format dcp for TARGET.")
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@json_option()
 @source_settings
 @spark_options
 @config_option
@@ -70,7 +73,7 @@ def copy(
     from ..spark.tables.pipeline import as_ours
 
     given = {name: str(value) for name, value in settings_given(options).items()}
-    began = time.monotonic()
+    began, status = time.monotonic(), 0
     with spark_session("upriver copy", options) as spark:
         with waiting_for(f"{source} to answer, and for Spark to begin"):
             query = start(
@@ -87,8 +90,9 @@ def copy(
             with terminated_like_interrupted():
                 while not query.awaitTermination(1):
                     counted.look()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             query.stop()
+            status = 0 if isinstance(stopped, Terminated) else INTERRUPTED
         except Exception as problem:
             raise as_ours(problem) from None
         counted.look()
@@ -97,6 +101,8 @@ def copy(
         click.echo(json.dumps({"changes": counted.rows, "seconds": round(seconds, 3)}))
     else:
         click.echo(f"copied: {counted.rows} changes in {seconds:.1f} s")
+    if status:
+        raise SystemExit(status)
 
 
 class _Count:

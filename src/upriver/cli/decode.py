@@ -23,6 +23,7 @@ from ..wire.messages import Message, Response
 from ..wire.names import Command
 from .packet_captures import is_capture, pieces_of_capture
 from .packet_text import pieces_of_file, pieces_of_text
+from .setting_options import json_option
 
 __all__ = ["decode"]
 
@@ -69,7 +70,7 @@ class _Packet:
     help="The side that sent the packets; helps where drafts use one opcode for two messages.",
 )
 @click.option("--collections", is_flag=True, help="Keys begin with their collection id.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each packet.")
+@json_option("One JSON object for each packet.")
 def decode(
     packets: tuple[str, ...],
     file: Path | None,

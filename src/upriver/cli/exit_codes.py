@@ -5,16 +5,14 @@ Status 0 and 1 are results; 2 means that the command failed, and 130 that it was
 
 from __future__ import annotations
 
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import click
 
 from ..errors import UpriverError
+from .common_options import is_debugging
 
-__all__ = ["INTERRUPTED", "Question"]
-
-#: The status of shells for a program that was ended by SIGINT: 128 plus the signal's number.
-INTERRUPTED: Final = 130
+__all__ = ["Question"]
 
 
 class _Trouble(click.ClickException):
@@ -31,8 +29,6 @@ class Question(click.Command):
         try:
             return super().invoke(context)
         except UpriverError as problem:
-            if context.find_root().params.get("debug"):
+            if is_debugging():
                 raise
             raise _Trouble(str(problem)) from None
-        except KeyboardInterrupt:
-            context.exit(INTERRUPTED)

@@ -14,7 +14,8 @@ import click
 from ..errors import UpriverError
 from ..wire.json_text import is_json
 from ..wire.limits import MAX_VALUE
-from .setting_options import access_options
+from .common_options import interruptible
+from .setting_options import access_options, json_option, source_argument
 
 if TYPE_CHECKING:
     from ..consumer.transport.access import Access
@@ -40,7 +41,7 @@ class _NoDocument(UpriverError):
 def _options(command: _Command) -> _Command:
     """What the four commands share: source, key, collection, access and --json."""
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="The result as a JSON object."),
+        json_option(),
         access_options,
         click.option("--collection", metavar="SCOPE.NAME", default="", help="Another collection."),
     ):
@@ -49,10 +50,12 @@ def _options(command: _Command) -> _Command:
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("key")
 @_options
-def get(source: str, key: str, collection: str, access: Access, as_json: bool) -> None:
+def get(
+    source: str, key: str, collection: str, access: Access, timeout: float, as_json: bool
+) -> None:
     """Print the document KEY as it is stored, or with --json its metadata too.
 
     \b
@@ -62,7 +65,7 @@ def get(source: str, key: str, collection: str, access: Access, as_json: bool) -
 
     Exits with 1 if there is none.
     """
-    with _documents(source, access) as documents:
+    with _documents(source, access, timeout) as documents:
         found = documents.get(key.encode(), collection=collection)
     if found is None:
         raise _NoDocument(key, collection)
@@ -86,7 +89,7 @@ def get(source: str, key: str, collection: str, access: Access, as_json: bool) -
 
 
 @click.command("set")
-@click.argument("source")
+@source_argument
 @click.argument("key")
 @click.argument("value", required=False)
 @click.option(
@@ -109,6 +112,7 @@ def set_document(
     cas: int,
     collection: str,
     access: Access,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Write the document KEY, whatever was there; VALUE is text, or comes from --file.
@@ -121,7 +125,7 @@ def set_document(
     if (value is None) == (file is None):
         raise click.UsageError("give the document as VALUE or with --file, one of the two")
     content = _read(file) if file is not None else (value or "").encode()
-    with _documents(source, access) as documents:
+    with _documents(source, access, timeout) as documents, interruptible(_in_doubt):
         written = documents.set(
             key.encode(),
             content,
@@ -135,16 +139,18 @@ def set_document(
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("key")
 @click.option("--cas", type=click.IntRange(0), default=0, help="Only this version.")
 @_options
-def delete(source: str, key: str, cas: int, collection: str, access: Access, as_json: bool) -> None:
+def delete(
+    source: str, key: str, cas: int, collection: str, access: Access, timeout: float, as_json: bool
+) -> None:
     """Delete the document KEY.
 
     Exits with 1 if there is none.
     """
-    with _documents(source, access) as documents:
+    with _documents(source, access, timeout) as documents, interruptible(_in_doubt):
         written = documents.delete(key.encode(), collection=collection, cas=cas)
     if written is None:
         raise _NoDocument(key, collection)
@@ -152,12 +158,18 @@ def delete(source: str, key: str, cas: int, collection: str, access: Access, as_
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("key")
 @click.argument("expiry", type=click.IntRange(0, _MAX_EXPIRY))
 @_options
 def touch(
-    source: str, key: str, expiry: int, collection: str, access: Access, as_json: bool
+    source: str,
+    key: str,
+    expiry: int,
+    collection: str,
+    access: Access,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Give the document KEY another EXPIRY.
 
@@ -165,19 +177,23 @@ def touch(
 
     Exits with 1 if there is no such document.
     """
-    with _documents(source, access) as documents:
+    with _documents(source, access, timeout) as documents, interruptible(_in_doubt):
         written = documents.touch(key.encode(), expiry, collection=collection)
     if written is None:
         raise _NoDocument(key, collection)
     _show("touched", key, written, as_json=as_json)
 
 
-def _documents(source: str, access: Access) -> Documents:
+def _documents(source: str, access: Access, timeout: float) -> Documents:
     # Imported here: help and completion need none of it.
     from ..consumer.transport.connection_string import Source
     from ..consumer.writing.documents import Documents
 
-    return Documents(Source.parse(source), access)
+    return Documents(Source.parse(source), access, timeout=timeout)
+
+
+def _in_doubt() -> str:
+    return "the server may have done it; see upriver get"
 
 
 def _read(file: Path) -> bytes:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,8 +15,9 @@ import click
 
 from ..errors import UpriverError
 from ..wire.limits import MAX_VALUE
+from .common_options import interruptible, is_quiet
 from .documents import BadLine, from_csv, from_ndjson, generated, raise_bad
-from .setting_options import access_options
+from .setting_options import access_options, json_option, source_argument
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Skipped:
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.option("--docs", type=click.IntRange(1), help="How many; of a file, how many at the most.")
 @click.option(
     "--size",
@@ -68,7 +69,7 @@ class _Skipped:
 @click.option("--skip-bad", is_flag=True, help="Count a file's bad lines instead of stopping.")
 @click.option("--collection", metavar="SCOPE.NAME", default="", help="Another collection.")
 @access_options
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@json_option()
 def load(
     source: str,
     docs: int | None,
@@ -80,6 +81,7 @@ def load(
     skip_bad: bool,
     collection: str,
     access: Access,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Write documents into a bucket of any server: generated ones, or those of a file.
@@ -121,8 +123,12 @@ def load(
             documents = read(opened, prefix=prefix, key=key, on_bad=on_bad)
         answered = stack.enter_context(waiting_for(f"{source} to answer"))
         advance = stack.enter_context(_progress(docs, answered))
+        settings = replace(SETTINGS, connect_timeout=timeout)
         writer = stack.enter_context(
-            Writer(Source.parse(source), access, SETTINGS, on_settled=advance)
+            Writer(Source.parse(source), access, settings, on_settled=advance)
+        )
+        stack.enter_context(
+            interruptible(lambda: f"the server has accepted {_accepted(writer)} documents")
         )
         began = time.monotonic()
         pace = Pace(rate) if rate is not None else None
@@ -160,7 +166,7 @@ def _progress(total: int | None, answered: Callable[[], None]) -> Iterator[Calla
         TimeRemainingColumn(),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=console, transient=True, disable=is_quiet() or not console.is_terminal
     ) as progress:
         task = progress.add_task("", total=total)
 

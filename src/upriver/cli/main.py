@@ -13,6 +13,12 @@ with extra("cli"):
     import click
     from click.shell_completion import CompletionItem
 
+    from .common_options import (
+        COMMON_OPTIONS,
+        INTERRUPTED,
+        interrupted_line,
+        with_common_options,
+    )
     from .suggestions import SuggestingGroup
 
 __all__ = ["cli", "main"]
@@ -74,8 +80,14 @@ class _Sections(SuggestingGroup):
         place, name = _PLACES.get(cmd_name, (cmd_name, cmd_name))
         with extra("cli"):
             module = import_module(f".{place}", __package__)
-        command: click.Command = getattr(module, name)
-        return command
+        return with_common_options(getattr(module, name))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(interrupted_line(), err=True)
+            ctx.exit(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, summaries in _SECTIONS.items():
@@ -94,9 +106,7 @@ class _Sections(SuggestingGroup):
 
 @click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="upriver", prog_name="upriver")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
-def cli(context: click.Context, debug: bool) -> None:
+def cli() -> None:
     """The change stream of a Couchbase-style database (UPR / DCP) in Python and Spark.
 
     \b
@@ -106,13 +116,18 @@ def cli(context: click.Context, debug: bool) -> None:
       upriver tail couchbase://127.0.0.1/default
     Completion for bash: eval "$(_UPRIVER_COMPLETE=bash_source upriver)"
     """
-    context.obj = {"debug": debug}
+
+
+cli.params += COMMON_OPTIONS
 
 
 def main() -> None:
     """Runs the command line; an Upriver error is printed as one line, with --debug as traceback."""
     try:
         cli()
+    except KeyboardInterrupt:  # before the command was loaded
+        click.echo("interrupted: nothing was begun", err=True)
+        sys.exit(INTERRUPTED)
     except UpriverError as error:
         if "--debug" in sys.argv[1:]:
             raise

@@ -9,8 +9,10 @@ import click
 from .pipeline_view import watch
 from .setting_options import (
     config_option,
+    json_option,
     mirror_settings,
     settings_given,
+    source_argument,
     source_settings,
     spark_options,
     spark_session,
@@ -21,10 +23,10 @@ __all__ = ["mirror"]
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @click.argument("table")
 @mirror_settings
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
+@json_option()
 @source_settings
 @spark_options
 @config_option

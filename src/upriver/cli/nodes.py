@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .setting_options import access_options
+from .setting_options import access_options, json_option, source_argument
 
 if TYPE_CHECKING:
     from ..consumer.transport.access import Access
@@ -17,10 +17,10 @@ __all__ = ["nodes"]
 
 
 @click.command()
-@click.argument("source")
+@source_argument
 @access_options
-@click.option("--json", "as_json", is_flag=True, help="The result as a JSON object.")
-def nodes(source: str, access: Access, as_json: bool) -> None:
+@json_option()
+def nodes(source: str, access: Access, timeout: float, as_json: bool) -> None:
     """List the nodes of a bucket's cluster with the vbuckets that each has.
 
     \b
@@ -33,7 +33,7 @@ def nodes(source: str, access: Access, as_json: bool) -> None:
     from ..consumer.transport.connection_string import Source
     from ..consumer.writing.documents import Documents
 
-    with Documents(Source.parse(source), access) as documents:
+    with Documents(Source.parse(source), access, timeout=timeout) as documents:
         known = documents.map
     active = Counter(row[0] for row in known.vbuckets)
     replicas = Counter(node for row in known.vbuckets for node in row[1:])

@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from rich.console import Console
@@ -20,33 +21,52 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from .common_options import INTERRUPTED, is_quiet
+
 if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
     from ..spark.tables.progress import PipelineStatus
 
-__all__ = ["terminated_like_interrupted", "watch"]
+__all__ = ["Terminated", "terminated_like_interrupted", "watch"]
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5
 
 
 def watch(pipeline: Pipeline, *, as_json: bool) -> None:
-    """Shows how it goes until it ends; Ctrl-C or SIGTERM stops it after its batch."""
+    """Shows how it goes until it ends; Ctrl-C or SIGTERM stops it after its batch.
+
+    After Ctrl-C the program's status is 130.
+    """
     began = time.monotonic()
     console = Console(stderr=True)
+    status = 0
     try:
         with terminated_like_interrupted(), _view(console, pipeline.status()) as show:
             while not pipeline.wait(_EVERY):
                 show(pipeline.status())
+    except Terminated:
+        pipeline.stop()
     except KeyboardInterrupt:
         pipeline.stop()
+        status = INTERRUPTED
     _summarise(pipeline.status(), time.monotonic() - began, as_json=as_json)
+    if status:
+        raise SystemExit(status)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: a service manager ends the program in order."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Has SIGTERM raise `Terminated`, as Ctrl-C raises KeyboardInterrupt."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
@@ -65,7 +85,7 @@ def _view(console: Console, first: PipelineStatus) -> Iterator[Any]:
             TimeRemainingColumn(),
         )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=console, transient=True, disable=is_quiet() or not console.is_terminal
     ) as bar:
         task = bar.add_task("starting", total=first.total, facts="")
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ import click
 from ..errors import ConfigError
 from ..producer.server_settings import DEFAULT_PORT, PeerRelease, ServerSettings
 from ..session.stream_request import Policy
+from .common_options import INTERRUPTED, log_level
 from .dashboard import PAGE_PORTS, PagePort
 
 if TYPE_CHECKING:
@@ -194,7 +196,8 @@ def serve(
 ) -> None:
     """Serve a bucket: writes for key-value clients, changes for DCP clients, on one port.
 
-    Prints one line with the address when it is ready, and stops cleanly on SIGINT and SIGTERM.
+    Prints one line with the address when it is ready, and stops cleanly on SIGINT and SIGTERM,
+    with the status 130 or 0.
 
     \b
     Examples:
@@ -207,11 +210,8 @@ def serve(
     from ..producer.embedded import Producer
     from ..store import BucketSettings
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    if verbose:
+        log_level(logging.INFO)
     os.umask(0o077)  # what is stored is for this user alone
     settings = ServerSettings(
         host=host,
@@ -242,16 +242,28 @@ def serve(
             bucket_settings=bucket_settings,
             bucket_changes={name: mib * _MIB for name, mib in memory.items() if mib is not None},
         )
-        asyncio.run(_serve(producer, (dashboard_host, dashboard), tells_http=http_port is not None))
+        began = time.monotonic()
+        number = asyncio.run(
+            _serve(producer, (dashboard_host, dashboard), tells_http=http_port is not None)
+        )
+    if number == signal.SIGINT:
+        click.echo(f"interrupted: served for {time.monotonic() - began:.0f} s", err=True)
+        raise SystemExit(INTERRUPTED)
 
 
 async def _serve(
     producer: Producer, dashboard: tuple[str, Sequence[int] | None], *, tells_http: bool
-) -> None:
-    stopped = asyncio.Event()
+) -> int:
+    """Serves until a signal comes, and returns its number."""
     loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def stop(number: int) -> None:
+        if not stopped.done():
+            stopped.set_result(number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop, number)
     async with producer:
         with ExitStack() as pages:
             page = _page(producer, pages, *dashboard)
@@ -261,9 +273,10 @@ async def _serve(
                 click.echo(f"management {_http_address(producer)}")
             if page:
                 click.echo(f"dashboard {page}")
-            await stopped.wait()
+            received = await stopped
             # In a thread: what looks at the producer may be waiting for its loop.
             await asyncio.to_thread(pages.close)
+    return received
 
 
 def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] | None) -> str:

@@ -31,9 +31,11 @@ __all__ = [
     "collection_options",
     "compact_settings",
     "config_option",
+    "json_option",
     "mirror_settings",
     "name_value_option",
     "settings_given",
+    "source_argument",
     "source_settings",
     "spark_options",
     "spark_session",
@@ -110,7 +112,9 @@ def _flags_of(*settings: Setting) -> Callable[[_Command], _Command]:
 
 def settings_given(options: dict[str, Any]) -> dict[str, Any]:
     """Removes the given settings from a command's options and returns them, with --option."""
-    names = {setting.name for setting in (*ACCESS, *SELECTION, *MIRROR, *CHANGELOG, *_BATCH)}
+    names = {
+        setting.name for setting in (*ACCESS, *_TIMEOUT, *SELECTION, *MIRROR, *CHANGELOG, *_BATCH)
+    }
     given = {name: options.pop(name) for name in names & set(options)}
     for name in [name for name, value in given.items() if value is None or value is False]:
         del given[name]  # the default applies
@@ -118,24 +122,41 @@ def settings_given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 _BATCH: Final = named("maxOffsetsPerTrigger")
+_TIMEOUT: Final = named("connectTimeout")
 #: The options for a bucket; --option takes all others.
-source_settings = _flags_of(*named("collections", "scope"), *ACCESS)
+source_settings = _flags_of(*named("collections", "scope"), *ACCESS, *_TIMEOUT)
 mirror_settings = _flags_of(*_BATCH, *MIRROR)
 changelog_settings = _flags_of(*_BATCH, *CHANGELOG)
 compact_settings = _flags_of(*named("keepVersions"))
+
+
+# ---- what commands share -----------------------------------------------------------------
+
+#: The bucket of a command: couchbase://HOST[:PORT]/BUCKET.
+source_argument = click.argument("source")
+
+
+def json_option(text: str = "The result as a JSON object.") -> Callable[[_Command], _Command]:
+    """Adds --json, which the command receives as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 # ---- commands without Spark --------------------------------------------------------------
 
 
 def access_options(command: _Command) -> _Command:
-    """Adds the options for credentials and certificates; the command receives an `Access`."""
+    """Adds the options for credentials, certificates and the timeout.
 
-    @_flags_of(*ACCESS)
+    The command receives ``access``, an `Access`, and ``timeout`` in seconds.
+    """
+
+    @_flags_of(*ACCESS, *_TIMEOUT)
     @wraps(command)
     def with_access(*arguments: Any, **options: Any) -> None:
         from ..settings.connection_settings import access_of
 
+        (timeout,) = _TIMEOUT
+        options["timeout"] = timeout.parse(options.pop(timeout.name) or timeout.default or "")
         given = settings_given({s.name: options.pop(s.name) for s in ACCESS if s.flag})
         if given.get("insecure"):
             _log.warning("the server's certificate is not verified (--insecure)")

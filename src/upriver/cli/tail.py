@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ..errors import ConfigError, RemoteProtocolError
-from .setting_options import DIALECTS, access_options, collection_options, vbuckets_option
+from .common_options import is_quiet, log_before
+from .setting_options import (
+    DIALECTS,
+    access_options,
+    collection_options,
+    json_option,
+    source_argument,
+    vbuckets_option,
+)
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
@@ -26,10 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["tail"]
 
+#: As the rules of groups have it, which are not imported to show help.
+_LEASES: Final = (0.5, 3600.0)
+
 
 @click.command()
-@click.argument("source")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object on each line.")
+@source_argument
+@json_option("A JSON object on each line.")
 @click.option(
     "--from",
     "start",
@@ -69,6 +79,19 @@ __all__ = ["tail"]
     type=click.Path(dir_okay=False, path_type=Path),
     help="Resume from this file, if it exists, and keep it up to date.",
 )
+@click.option("--group", metavar="NAME", help="Share the bucket with others of this group.")
+@click.option(
+    "--members",
+    metavar="STORE",
+    help="Where the group meets: a directory, s3://..., or a bucket.  [default: SOURCE]",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(*_LEASES),
+    default=10.0,
+    show_default=True,
+    help="Seconds after which a silent member of the group is replaced.",
+)
 @click.option(
     "--on-rollback",
     type=click.Choice(["rewind", "fail", "ignore"]),
@@ -98,9 +121,13 @@ def tail(
     text: str | None,
     limit: int | None,
     file: Path | None,
+    group: str | None,
+    members: str | None,
+    lease: float,
     on_rollback: str,
     dialect: DialectName,
     access: Access,
+    timeout: float,
 ) -> None:
     """Print the changes of a bucket as they come: everything there is, and then what is written.
 
@@ -121,6 +148,9 @@ def tail(
     --from then only counts for the first time. After a crash some changes may come again, and
     none is left out.
 
+    With --group, each change is printed by one of the processes that have the same group, and by
+    another one again if the first one died before it had saved. The group keeps the positions.
+
     \b
     Examples:
       upriver tail couchbase://localhost/default
@@ -129,6 +159,7 @@ def tail(
       upriver tail couchbase://localhost/default --collections shop.orders --to now
       upriver tail couchbase://localhost/default --key-prefix order:: --where "status == 'open'"
       upriver tail couchbase://localhost/default --last 10 --format '%T %x %k\\n'
+      upriver tail couchbase://localhost/default --group orders --members ./groups
 
     Ends with 0 at the end, at the limit, and when nobody reads its output any more; with 130
     after SIGINT and 143 after SIGTERM; and with 1 after an error.
@@ -139,7 +170,7 @@ def tail(
     from ..consumer.transport.connection_string import Source
     from .tail_filter import change_filter, last_changes, parse_moment
     from .tail_format import FormattedLines
-    from .tail_run import Reader, Run, Saver, stopping
+    from .tail_run import GroupSaver, Reader, Run, Saver, stopping
     from .tail_status import StatusLine
     from .tail_text import JsonLines, PlainLines
 
@@ -147,6 +178,10 @@ def tail(
         raise click.UsageError("--format and --json are two ways to print; give one")
     if last is not None and (file is not None or start != "beginning"):
         raise click.UsageError("--last begins by itself; leave --from and --checkpoint out")
+    if group is not None and (last is not None or file is not None):
+        raise click.UsageError("a --group keeps its positions; leave --last and --checkpoint out")
+    if members is not None and group is None:
+        raise click.UsageError("--members is for a --group; give its name")
     wanted = change_filter(
         prefix=key_prefix,
         regex=key_regex,
@@ -163,10 +198,11 @@ def tail(
         xattrs=xattrs,
         dialect=dialect,
         rollback=RollbackPolicy(on_rollback),
+        connect_timeout=timeout,
     )
-    live = sys.stderr.isatty()
-    # Warnings of the consumer are printed above the status line.
-    logging.basicConfig(format="\r\x1b[K%(message)s" if live else "%(message)s", stream=sys.stderr)
+    live = sys.stderr.isatty() and not is_quiet()
+    if live:
+        log_before("\r\x1b[K")  # the status line stays below what is logged
     with stopping() as stop:
         try:
             with ExitStack() as stack:
@@ -180,7 +216,15 @@ def tail(
                     with Reader(Source.parse(source), access=access, settings=so_far) as reader:
                         newest = last_changes(reader, last, wanted)
                         settings = replace(settings, start=reader.position())
-                consumer = Reader(Source.parse(source), access=access, settings=settings)
+                consumer = Reader(
+                    Source.parse(source),
+                    access=access,
+                    settings=settings,
+                    group=group,
+                    members=members,
+                    lease=lease,
+                    on_revoked=None if group is None else lambda _: consumer.save(),
+                )
                 with waiting_for(f"{source} to answer"):
                     stack.enter_context(consumer)
                 name_of = _names(consumer)
@@ -192,10 +236,12 @@ def tail(
                     lines = JsonLines(name_of, values=not keys_only, xattrs=xattrs)
                 status = stack.enter_context(StatusLine(consumer, live=live))
                 stop.gentle = True
-                run = Run(consumer, lines, status, saver, stop, limit, wanted)
+                keeper = saver if group is None else GroupSaver(consumer)
+                run = Run(consumer, lines, status, keeper, stop, limit, wanted)
                 run.print_first(newest)
                 context.exit(run.run())
         except KeyboardInterrupt:
+            click.echo("interrupted: nothing was printed", err=True)
             context.exit(stop.status)
 
 

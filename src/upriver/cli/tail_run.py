@@ -26,12 +26,12 @@ from ..consumer.client import Consumer
 from ..errors import UpriverError
 from ..model import StreamEndReason
 from ..session.consumer_events import Event, Flushed, RolledBack, Rows, StreamFinished
-from .exit_codes import INTERRUPTED
+from .common_options import INTERRUPTED, is_quiet
 from .tail_filter import ChangeFilter
 from .tail_status import StatusLine, summary
 from .tail_text import Lines
 
-__all__ = ["Reader", "Run", "Saver", "stopping"]
+__all__ = ["GroupSaver", "Reader", "Run", "Saver", "stopping"]
 
 #: Without events, signals, a closed pipe and the time to save are checked every so many seconds.
 _TICK: Final = 0.2
@@ -126,6 +126,24 @@ class Saver:
         self._next = time.monotonic() + _SAVE_EVERY
 
 
+class GroupSaver:
+    """Keeps the positions of a group's member up to date."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._saved: Checkpoint | None = None
+        self._next = time.monotonic() + _SAVE_EVERY
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def save(self, position: Checkpoint) -> None:
+        if position != self._saved:
+            self._consumer.save()
+            self._saved = position
+        self._next = time.monotonic() + _SAVE_EVERY
+
+
 class Run:
     """One run of ``upriver tail``."""
 
@@ -134,7 +152,7 @@ class Run:
         consumer: Reader,
         lines: Lines,
         status: StatusLine,
-        saver: Saver | None,
+        saver: Saver | GroupSaver | None,
         stop: Stop,
         limit: int | None,
         wanted: ChangeFilter | None = None,
@@ -170,7 +188,8 @@ class Run:
         finally:
             self._status.close()
         seconds = time.monotonic() - began
-        click.echo(summary(self._consumer.status(), self._changes, seconds), err=True)
+        if not is_quiet():
+            click.echo(summary(self._consumer.status(), self._changes, seconds), err=True)
         return self._stop.status if reason == "stopped" else 0
 
     def _read(self) -> str:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .common_options import interruptible
 from .exit_codes import Question
 from .setting_options import (
     config_option,
+    json_option,
     settings_given,
+    source_argument,
     source_settings,
     spark_options,
     spark_session,
@@ -32,12 +35,12 @@ _STATUS: Final[dict[Verdict, int]] = {
 
 
 @click.command(cls=Question)
-@click.argument("source")
+@source_argument
 @click.argument("table")
 @click.option(
     "--show", type=click.IntRange(0, 100_000), default=10, help="Differences to print at most."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@json_option("One JSON object instead of text.")
 @source_settings
 @spark_options
 @config_option
@@ -66,7 +69,10 @@ def verify(
     from ..spark.tables.verify import verify as compare
 
     given = settings_given(options)
-    with spark_session("upriver verify", options) as spark:
+    with (
+        spark_session("upriver verify", options) as spark,
+        interruptible(lambda: "the comparison was not finished; nothing was changed"),
+    ):
         found = compare(spark, source=source, table=table, show=show, **given)
     if as_json:
         click.echo(json.dumps(_as_object(found)))

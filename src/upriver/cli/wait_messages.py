@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from .common_options import is_quiet
+
 __all__ = ["waiting_for"]
 
 #: Seconds before the message. A healthy server answers within a fraction of a second.
@@ -17,10 +19,14 @@ _PATIENCE: Final = 3.0
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[Callable[[], None]]:
-    """Prints a message to stderr if the block takes long; yields the function that cancels it."""
+    """Prints a message to stderr if the block takes long; yields the function that cancels it.
+
+    Nothing is printed with --quiet.
+    """
     timer = threading.Timer(_PATIENCE, lambda: click.echo(f"waiting for {what}", err=True))
     timer.daemon = True
-    timer.start()
+    if not is_quiet():
+        timer.start()
     try:
         yield timer.cancel
     finally:

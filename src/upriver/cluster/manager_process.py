@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError
+from ..logs import JSON_VARIABLE, configure_logging
 from . import manager_credentials
 from .command_queue import Audience
 from .manager import Manager
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the manager of a cluster")
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(logging.INFO, as_json=bool(os.environ.get(JSON_VARIABLE)))
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

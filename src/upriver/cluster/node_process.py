@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import UpriverError
+from ..logs import JSON_VARIABLE, configure_logging
 from ..model import VBucketState
 from ..producer.embedded import Producer
 from ..producer.membership import Member
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     parser.add_argument("--lease", type=float, required=True)
     chosen = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(logging.INFO, as_json=bool(os.environ.get(JSON_VARIABLE)))
     os.umask(0o077)  # its files are readable by their owner only
     try:
         lock = NodeLock(chosen.data)

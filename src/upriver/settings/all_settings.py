@@ -57,7 +57,7 @@ _COMMON: Final = (
     _S("bucket", _K.TEXT, None, "the bucket, where the connection string names none"),
     *ACCESS,
     _S("connectTimeout", _K.DURATION, "10s", "timeout of connecting to a node and authenticating",
-       least=0.1, most=3600),
+       least=0.1, most=3600, flag="--timeout"),
     _S("requestTimeout", _K.DURATION, "30s", "timeout of one response", least=0.1, most=3600),
     _S("retryTimeout", _K.DURATION, "5m",
        "how long a needed node may be unreachable before the task fails", most=86_400),

@@ -29,8 +29,11 @@ _SHOWN: Final = 500
 class CollectionsManagement:
     """Creates and drops scopes and collections of one bucket."""
 
-    def __init__(self, source: Source, access: Access | None = None) -> None:
+    def __init__(
+        self, source: Source, access: Access | None = None, *, timeout: float = CONNECT_SECONDS
+    ) -> None:
         self._source = source
+        self._timeout = timeout
         self._access = access or Access()
         self._address = self._find()
 
@@ -83,16 +86,16 @@ class CollectionsManagement:
             return http.client.HTTPSConnection(
                 where.host,
                 where.port,
-                timeout=CONNECT_SECONDS,
+                timeout=self._timeout,
                 context=self._access.tls_context(),
             )
-        return http.client.HTTPConnection(where.host, where.port, timeout=CONNECT_SECONDS)
+        return http.client.HTTPConnection(where.host, where.port, timeout=self._timeout)
 
     # ---- address -------------------------------------------------------------------------
 
     def _find(self) -> Address:
         """The management address from the cluster map of the first node that sends one."""
-        nodes = BlockingNodes(Topology(self._source), self._access, timeout=CONNECT_SECONDS)
+        nodes = BlockingNodes(Topology(self._source), self._access, timeout=self._timeout)
         try:
             reached, text = nodes.run(_first_map(self._source))
         finally:
