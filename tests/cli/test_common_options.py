@@ -37,8 +37,8 @@ def test_every_command_has_the_same_flags() -> None:
         assert set(COMMON_OPTIONS) <= set(one.params), one.name
         flags = [flag for option in one.params for flag in option.opts]
         assert len(flags) == len(set(flags)), one.name
-        if "--user" in flags:
-            of_servers = {"--password-file", "--ca", "--insecure", "--allow-plain", "--timeout"}
+        if "--allow-plain" in flags:
+            of_servers = {"--user", "--password-file", "--ca", "--insecure", "--timeout"}
             assert of_servers <= set(flags), one.name
             assert {"source", "--json"} <= set(flags), one.name
 
