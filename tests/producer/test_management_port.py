@@ -21,7 +21,7 @@ from upriver.errors import ConfigError, Status
 from upriver.model import NO_END
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.embedded import Producer
-from upriver.producer.server_settings import ServerSettings
+from upriver.producer.server_settings import ServerSettings, usual_http_port
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire import messages as m
@@ -144,6 +144,17 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 # ---- scopes and collections ------------------------------------------------------------------
+
+
+def test_couchbases_management_port_belongs_to_its_data_port() -> None:
+    """gocbcore's change streams look for HTTP on 8091 if they are given port 11210."""
+    host = "127.77.80.91"  # loopback, and nobody else's
+    assert usual_http_port(host, 11210) == 8091
+    assert usual_http_port(host, 11207) == 18091
+    with socket.create_server((host, 8091)):
+        assert usual_http_port(host, 11210) == 0
+    assert usual_http_port(host, 0) == 0
+    assert usual_http_port(host, 21210) == 0
 
 
 def test_collections_come_and_go(producer: TemporaryProducer, management: Management) -> None:

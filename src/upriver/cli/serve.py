@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..errors import ConfigError
-from ..producer.server_settings import DEFAULT_PORT, PeerRelease, ServerSettings
+from ..producer.server_settings import (
+    DEFAULT_PORT,
+    PeerRelease,
+    ServerSettings,
+    usual_http_port,
+)
 from ..session.stream_request import Policy
 from .common_options import INTERRUPTED, log_level
 from .dashboard import PAGE_PORTS, PagePort
@@ -75,7 +80,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     "--http-port",
     type=click.IntRange(0, 65535),
     help="For the cluster map and management over HTTP, with TLS over HTTPS; its address is "
-    "printed too.  [default: any free]",
+    "printed too.  [default: 8091 beside port 11210, 18091 beside 11207, if free; else any free]",
 )
 @click.option("--bucket", default="default", show_default=True, help="Created if it is not there.")
 @click.option(
@@ -217,7 +222,7 @@ def serve(
         host=host,
         port=port,
         advertise=advertise,
-        http_port=_DEFAULTS.http_port if http_port is None else http_port,
+        http_port=usual_http_port(host, port) if http_port is None else http_port,
         users=users,
         certificate=certificate,
         key=key,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError, ConnectionFailed
+from ..producer.server_settings import usual_http_port
 from ..store.bucket_settings import MAX_VBUCKETS
 from . import cluster_state, manager_credentials, placement
 from .cluster_state import LEASE, MAX_NODES, MAX_REPLICAS, ClusterState, NodeEntry
@@ -69,6 +70,8 @@ def create(
         raise ConfigError(f"there is a cluster in {directory} already")
     manager_credentials.make(directory, users)
     ports: list[int] = [port + number for number in range(nodes)] if port else []
+    if usual := usual_http_port(host, port):
+        ports.append(usual)
     while len(ports) < 2 * nodes:  # for documents, then for management
         ports += {free_port(host)} - set(ports)
     entries = tuple(

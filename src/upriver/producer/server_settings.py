@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,12 +17,28 @@ from ..session.stream_request import Policy
 from ..wire.limits import MAX_BODY
 from .membership import Member
 
-__all__ = ["DEFAULT_PORT", "PeerRelease", "ServerSettings"]
+__all__ = ["DEFAULT_PORT", "PeerRelease", "ServerSettings", "usual_http_port"]
 
 #: The data port of Couchbase Server, which clients use by default.
 DEFAULT_PORT = 11210
+#: The management ports that belong to Couchbase's data ports, without and with TLS.
+_USUAL_HTTP_PORTS = {DEFAULT_PORT: 8091, 11207: 18091}
 
 _MIB = 1024 * 1024
+
+
+def usual_http_port(host: str, port: int) -> int:
+    """Returns the management port to listen on beside a data port; 0 for any.
+
+    Beside one of Couchbase's data ports it is Couchbase's management port, if nobody listens there:
+    change-stream clients built on gocbcore look for it there before they have a map.
+    """
+    usual = _USUAL_HTTP_PORTS.get(port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if usual is not None:
+        with contextlib.suppress(OSError), socket.create_server((host, usual), family=family):
+            return usual
+    return 0
 
 
 class PeerRelease(Enum):
