@@ -42,7 +42,6 @@ def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
     Examples:
       upriver changelog couchbase://localhost/default ./changes --once
       upriver changelog couchbase://localhost/default ./changes --trigger 10s
-      upriver changelog couchbase://localhost/default ./changes --format parquet --once
     """
     from ..spark.tables.api import changelog as start
 

@@ -81,8 +81,6 @@ def _click_type(setting: Setting) -> Any:
         return click.IntRange(int(setting.least), most)
     if setting.kind is ValueKind.CHOICE:
         return click.Choice(setting.choices)
-    if setting.kind is ValueKind.DIRECTORY:
-        return click.Path(file_okay=False, path_type=Path)
     return _EXISTING_FILE if setting.kind is ValueKind.FILE else None
 
 

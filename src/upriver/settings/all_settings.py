@@ -161,14 +161,7 @@ PIPELINE: Final = (
        "options of an object store as deltalake takes them, as a JSON object; better set "
        "variables such as AWS_ACCESS_KEY_ID in the driver's environment"),
 )
-CHANGELOG: Final = (
-    *PIPELINE,
-    _S("format", _K.CHOICE, "delta", "the table format", choices=("delta", "parquet"),
-       flag="--format"),
-    _S("checkpoint", _K.DIRECTORY, None,
-       "with the format parquet: where Spark keeps positions; inside the table if not given",
-       flag="--checkpoint"),
-)
+CHANGELOG: Final = PIPELINE
 MIRROR: Final = (
     *PIPELINE,
     next(setting for setting in READ if setting.name == "valueFormat"),

@@ -58,8 +58,6 @@ class ChangelogOptions(PipelineOptions, total=False):
     xattrs: bool
     mode: Literal["PERMISSIVE", "FAILFAST"]
     column_name_of_corrupt_record: str
-    format: Literal["delta", "parquet"]
-    checkpoint: str | os.PathLike[str]
 
 
 class MirrorOptions(PipelineOptions, total=False):

@@ -48,7 +48,6 @@ class ValueKind(Enum):
     #: A text that must not appear in an error, log or repr.
     SECRET = "secret text"
     FILE = "path of a file"
-    DIRECTORY = "path of a directory"
     LIST = "list with commas"
     VBUCKETS = "list such as 0-15,17"
     FLAG = "true or false"

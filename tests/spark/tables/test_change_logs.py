@@ -1,11 +1,10 @@
-"""Change logs of a real producer, as Delta and as Parquet, and care for tables that are in use."""
+"""Change logs of a real producer, and care for tables that are in use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from deltalake import DeltaTable
@@ -43,18 +42,14 @@ def bucket() -> Iterator[ModelledBucket]:
         yield modelled
 
 
-@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
 def test_every_change_is_there_once_and_folds_to_the_documents(
-    spark: SparkSession,
-    bucket: ModelledBucket,
-    tmp_path: Path,
-    kept_as: Literal["delta", "parquet"],
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
 ) -> None:
     table = tmp_path / "changes"
 
     def caught_up() -> None:
         source = bucket.producer.source
-        pipeline = changelog(spark, source=source, table=table, format=kept_as, once=True)
+        pipeline = changelog(spark, source=source, table=table, once=True)
         assert pipeline.wait(PATIENCE)
 
     caught_up()
@@ -65,17 +60,15 @@ def test_every_change_is_there_once_and_folds_to_the_documents(
     bucket.fail_over(0, point)
     bucket.write(0, b"m0", b"2")
     caught_up()
-    is_delta = kept_as == "delta"
-    changes = read_table(spark, table) if is_delta else spark.read.parquet(str(table))
+    changes = read_table(spark, table)
     rows = [(row.vbucket, row.branch, row.seqno, row.op) for row in changes.collect()]
     assert len(set(rows)) == len(rows)
     assert {op for *_, op in rows} == {"mutation", "deletion", "rollback"}
     found = {bytes(row.key): bytes(row.value) for row in fold(changes).collect()}
     assert len(found) == 20 + len(bucket.documents())
     assert bucket.documents().items() <= found.items()
-    if is_delta:
-        with pytest.raises(ConfigError, match="is a change log"):
-            verify(spark, source=bucket.producer.source, table=str(table))
+    with pytest.raises(ConfigError, match="is a change log"):
+        verify(spark, source=bucket.producer.source, table=str(table))
 
 
 def test_tables_are_compacted_under_a_running_pipeline(

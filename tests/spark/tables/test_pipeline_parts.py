@@ -51,14 +51,14 @@ def test_options_are_spelled_as_in_python_or_as_in_spark() -> None:
     assert one == other
     assert one.keep_deleted
     assert one.read.max_offsets_per_trigger == 7
-    assert PipelineSettings.parse("changelog", SOURCE, {"format": "parquet"}).parquet
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
         ("mirror", {"startingOffsets": "latest"}, "no meaning for a mirror"),
-        ("mirror", {"format": "parquet"}, "format"),
+        ("changelog", {"format": "parquet"}, "format: every table is a Delta table"),
+        ("changelog", {"checkpoint": "here"}, "checkpoint: .* in its own commits; leave it out"),
         ("changelog", {"keepDeleted": True}, "keepDeleted"),
         ("mirror", {"groups": 0}, "not within 1 to 1024"),
         ("mirror", {"keepDelete": True}, "did you mean|keepDelete"),

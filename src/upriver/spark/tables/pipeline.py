@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ...errors import ConfigError, UpriverError
 from ..admission import Limits
@@ -34,7 +34,7 @@ from .shape import MirrorShape
 from .storage import StorageFailed
 from .table_set import TableSet
 
-__all__ = ["BatchLoop", "Pipeline", "Work"]
+__all__ = ["BatchLoop", "Pipeline"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +50,6 @@ _MOST_REPLANS: Final = 8
 _OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
 #: Changes of a batch that one task reads sooner than several could be started.
 _SMALL_BATCH: Final = 5_000
-
-
-class Work(Protocol):
-    """What a pipeline does, in a thread of its own."""
-
-    def run(self, stopped: threading.Event) -> None:
-        """Works until all is done, or it is told to stop."""
 
 
 class Pipeline:
@@ -89,14 +82,14 @@ class Pipeline:
         self._stopped.set()
         self._ended.wait()
 
-    def run(self, work: Work, held: ExitStack) -> None:
+    def run(self, work: BatchLoop, held: ExitStack) -> None:
         """Starts the work; what is ``held`` is closed when it has ended."""
         closing = held.pop_all()
         threading.Thread(
             target=self._run, args=(work, closing), name="upriver pipeline", daemon=True
         ).start()
 
-    def _run(self, work: Work, closing: ExitStack) -> None:
+    def _run(self, work: BatchLoop, closing: ExitStack) -> None:
         try:
             with closing:
                 work.run(self._stopped)
@@ -140,6 +133,7 @@ class BatchLoop:
         self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
+        """Works until all is done, or it is told to stop."""
         self._tables.apply_pending()
         target: dict[int, int] | None = None
         while not stopped.is_set():

@@ -45,11 +45,6 @@ class TablePlace:
         return self.root / _PRIVATE
 
     @property
-    def checkpoint(self) -> Path:
-        """Where Spark keeps its own books of a change log in Parquet."""
-        return self.private / "checkpoint"
-
-    @property
     def progress(self) -> Path:
         return self.private / "progress.jsonl"
 

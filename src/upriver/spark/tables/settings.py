@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from ...errors import ConfigError
@@ -29,6 +28,12 @@ _BATCH: Final = "1000000"
 
 #: What makes no sense for a table that is kept equal to a whole bucket.
 _NOT_FOR_MIRRORS: Final = ("startingOffsets", "xattrs", "mode", "columnNameOfCorruptRecord")
+
+#: Options of earlier releases.
+_GONE: Final = {
+    "format": "every table is a Delta table, and its data files are Parquet",
+    "checkpoint": "a table keeps its position in its own commits",
+}
 
 _SOURCE: Final = "upriver.source"
 _BUCKET: Final = "upriver.bucket"
@@ -62,9 +67,6 @@ class PipelineSettings:
     window: Window
     #: As `deltalake` takes them.
     storage: Mapping[str, str] = field(repr=False)
-    #: Of a change log that Spark itself writes as Parquet.
-    checkpoint: Path | None = None
-    parquet: bool = False
     #: Whether a table that is there may become what is asked for.
     allow_change: bool = False
     merge_on_read: bool = True
@@ -86,6 +88,8 @@ class PipelineSettings:
             if value is None:
                 continue
             spelled = re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+            if spelled in _GONE:
+                raise ConfigError(f"{spelled}: {_GONE[spelled]}; leave it out")
             (mine if spelled.lower() in known else theirs)[spelled] = _text(value)
         if "maxbytespertrigger" not in map(str.lower, theirs):
             theirs.setdefault("maxOffsetsPerTrigger", _BATCH)
@@ -105,14 +109,7 @@ class PipelineSettings:
             **given.fields("once", "trigger", "compactEvery", "allowChange"),
         }
         if kind == "changelog":
-            parquet = given["format"] == "parquet"
-            checkpoint = given["checkpoint"]
-            if checkpoint and not parquet:
-                raise ConfigError(
-                    "checkpoint: a Delta table keeps its position in its own commits; leave it out"
-                )
-            place = Path(checkpoint).absolute() if checkpoint else None
-            return cls(**common, parquet=parquet, checkpoint=place)
+            return cls(**common)
         return cls(
             **common,
             text=given["valueFormat"] == "string",

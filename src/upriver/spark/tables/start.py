@@ -18,7 +18,6 @@ from .lag import LagMeter
 from .lease import held_lease
 from .merge import change_schema
 from .open_table import OpenTable
-from .parquet_log import ParquetLog
 from .pipeline import BatchLoop, Pipeline
 from .places import TablePlace
 from .progress import ProgressBook
@@ -73,7 +72,6 @@ def start_pipeline(
         meter = LagMeter(watching)
         stack.callback(meter.close)
         identity = identity_properties(settings, watching.identity())
-        tables = None
         shape = MirrorShape()
         if settings.kind == "mirror":
             shape = _shape(spark, settings, held)
@@ -90,19 +88,14 @@ def start_pipeline(
         chosen = ChosenCollections(settings.read, was_other=bool(changed))
         if held is None:
             chosen.require_there(watching)
-        if not settings.parquet:
-            tables = _tables(settings, place, shape, identity, on_step)
-            if lease.took_over:
-                tables.take_over(lease)
-            meter.shown = tables.state.offset
+        tables = _tables(settings, place, shape, identity, on_step)
+        if lease.took_over:
+            tables.take_over(lease)
+        meter.shown = tables.state.offset
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(uuid.uuid4().hex[:8]), total)
         pipeline = Pipeline(book, meter)
-        if tables is None:
-            assert spark is not None
-            pipeline.run(ParquetLog(spark, settings, place, book), stack)
-            return pipeline
         planning = Driver(settings.read, patience=1.0)
         stack.callback(planning.close)
         loop = BatchLoop(
