@@ -9,9 +9,10 @@ import pytest
 from serverkit import Certificates
 from talk import Talk
 
+from upriver.consumer import Consumer
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.connection_string import Source
-from upriver.errors import Status, StoreRefusal
+from upriver.errors import ConfigError, Status, StoreRefusal
 from upriver.model import NO_END, StreamEndReason
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
@@ -153,3 +154,20 @@ def test_a_producer_that_does_not_run_says_so() -> None:
     with pytest.raises(RuntimeError, match="not running"):
         producer.restart()
     producer.stop()
+
+
+def test_collections_are_made_by_name(producer: TemporaryProducer) -> None:
+    orders = producer.create_collection("shop.orders")
+    producer.create_collection("shop.people", max_ttl=60)
+    producer.write(b"1", b"{}", collection="shop.orders")
+    producer.write(b"2", b"{}", collection=orders)
+    producer.write(b"3", b"{}", collection="shop.people")
+    producer.write(b"4", b"{}", collection="_default._default")
+    with Consumer(producer.source, collections=("shop.orders",), end="now") as consumer:
+        assert {change.key for change in consumer} == {b"1", b"2"}
+        assert consumer.collections.names(orders) == ("shop", "orders")
+    producer.delete(b"2", collection="shop.orders")
+    producer.drop_collection("shop.people")
+    for name in ("shop.people", "shop.orders.more", "shop"):
+        with pytest.raises(ConfigError):
+            producer.write(b"3", b"{}", collection=name)
