@@ -179,8 +179,8 @@ def test_a_schema_is_that_of_what_the_clients_give() -> None:
 @pytest.mark.parametrize(
     ("typed", "table", "not_taken"),
     [
-        (ChangelogOptions, CHANGELOG, set()),
-        (MirrorOptions, MIRROR, set(_NOT_FOR_MIRRORS)),
+        (ChangelogOptions, CHANGELOG, {"columns"}),
+        (MirrorOptions, MIRROR, {"columns", *_NOT_FOR_MIRRORS}),
     ],
 )
 def test_the_typed_options_of_a_pipeline_are_those_of_the_table(

@@ -30,6 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.sql.warehouse.dir": str(home / "warehouse"),
                 "spark.sql.session.timeZone": "UTC",
                 "spark.log.level": "ERROR",
+                "spark.sql.python.filterPushdown.enabled": "true",
             },
         )
         yield session

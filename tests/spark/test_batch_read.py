@@ -239,7 +239,7 @@ def test_filters_spare_reading_and_change_nothing_else(shop: Shop) -> None:
     size = shop.proxy.counts.bytes_to_client - before
     for condition, is_meant, share in FILTERS:
         before = shop.proxy.counts.bytes_to_client
-        rows = in_order(shop.frame().where(condition))
+        rows = in_order(shop.frame(pushFilters=True).where(condition))
         read = shop.proxy.counts.bytes_to_client - before
         assert rows == [row for row in whole if is_meant(row)], condition
         assert read <= share * size, f"{condition}: {read} bytes of {size}"
@@ -249,10 +249,40 @@ def test_a_filter_that_nobody_pushes_down_is_still_heeded(shop: Shop, spark: Spa
     setting = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(setting, "false")
     try:
-        rows = in_order(shop.frame().where("vbucket = 3 and seqno > 10"))
+        rows = in_order(shop.frame(pushFilters=True).where("vbucket = 3 and seqno > 10"))
     finally:
         spark.conf.set(setting, "true")
     assert rows == [row for row in shop.rows() if row.vbucket == 3 and row.seqno > 10]
+
+
+def test_a_frame_that_is_used_twice_with_other_filters_has_the_right_rows(shop: Shop) -> None:
+    frame = shop.frame()
+    count = frame.count()
+    assert 0 < frame.where("vbucket = 3").count() < count
+    assert frame.where("vbucket = 3").union(frame).count() > count
+    assert frame.count() == count
+
+
+def test_only_the_named_columns_are_made_and_values_do_not_travel(shop: Shop) -> None:
+    before = shop.proxy.counts.bytes_to_client
+    whole = shop.rows()
+    size = shop.proxy.counts.bytes_to_client - before
+    before = shop.proxy.counts.bytes_to_client
+    frame = shop.frame(columns="seqno, KEY,vbucket")
+    assert frame.columns == ["seqno", "key", "vbucket"]
+    assert in_order(frame) == [Row(seqno=r.seqno, key=r.key, vbucket=r.vbucket) for r in whole]
+    assert shop.proxy.counts.bytes_to_client - before < 0.9 * size
+    with_values = in_order(shop.frame(columns="vbucket,seqno,value"))
+    assert [row.value for row in with_values] == [row.value for row in whole]
+
+
+def test_a_limit_ends_the_read_early(spark: SparkSession) -> None:
+    with behind_a_proxy(vbuckets=2) as (producer, proxy):
+        fill(producer, range(2000), b"x" * 4000)
+        reader = spark.read.format("dcp").option("flowControlBuffer", "64k")
+        frame = reader.option("numPartitions", 1).load(producer.source)
+        assert len(frame.take(5)) == 5
+        assert proxy.counts.bytes_to_client < 4_000_000
 
 
 # ---- what is refused ---------------------------------------------------------------------
@@ -269,6 +299,9 @@ def test_a_filter_that_nobody_pushes_down_is_still_heeded(shop: Shop, spark: Spa
         ({"vbuckets": "99"}, "the bucket has 0 to 15, not 99"),
         ({"collections": "sales.orderz"}, "sales.orders"),
         ({"noValue": "true", "valueFormat": "string"}, "noValue and valueFormat"),
+        ({"noValue": "true", "columns": "key,value"}, "noValue and columns"),
+        ({"columns": "key,sequence"}, "rows have no column 'sequence', only op, vbucket"),
+        ({"columns": "key,Key"}, "a column is named twice"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from pyspark import daemon
 from pyspark.sql import SparkSession
 
-from upriver.spark.internals import LOCAL_CHECKPOINT_MANAGER, PUSHDOWN_WORKER
+from upriver.spark.internals import PUSHDOWN_WORKER, local_checkpoint_manager
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
@@ -29,7 +29,7 @@ def test_the_installed_spark_is_within_the_bounds_and_they_have_an_upper_one() -
 
 def test_the_class_for_checkpoints_on_a_local_disk_exists() -> None:
     """Without it no streaming query of a local session starts: leave Spark's own manager then."""
-    file = f"{LOCAL_CHECKPOINT_MANAGER.replace('.', '/')}.class"
+    file = f"{local_checkpoint_manager().replace('.', '/')}.class"
     [jar] = (Path(pyspark.__file__).parent / "jars").glob("spark-sql_*.jar")
     with ZipFile(jar) as classes:
         assert file in classes.namelist()

@@ -375,7 +375,7 @@ def test_a_stream_that_reads_what_it_writes_comes_to_rest(
 
 def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:
     options = WriteOptions.parse({"connectionString": producer.source})
-    writer = sink.DcpStreamWriter(options, {})
+    writer = sink.DcpStreamWriter(options, {}, StructType([]))
     for batch in (3, 2, 4):
         writer.commit([None, sink.Written(written=1, query="q")], batch)
         assert json.loads(stored(producer, "_upriver:sink:q").value) == {"batch": max(3, batch)}

@@ -296,6 +296,7 @@ def test_every_option_of_a_read_is_for_batches_streams_or_both() -> None:
     uses = {option.name: option.use for option in READ if option.use is not Use.ANY}
     assert uses == {
         "endingOffsets": Use.BATCH,
+        "pushFilters": Use.BATCH,
         "maxOffsetsPerTrigger": Use.STREAM,
         "maxBytesPerTrigger": Use.STREAM,
         "longPoll": Use.STREAM,

@@ -12,15 +12,27 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from sparkkit import PATIENCE, fill
 
+from upriver.errors import ConfigError
+from upriver.spark.find_java import ensure_java_home
 from upriver.spark.internals import worker_python
+from upriver.testing import TemporaryProducer
 
 sessions = importlib.import_module("upriver.spark.session")
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def test_a_spark_without_python_sources_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "3.5.9")
+    for begin in (sessions.session, lambda: sessions.register(spark)):
+        with pytest.raises(ConfigError, match=r"Spark 3\.5 has no Python data sources: .* 4\.0 to"):
+            begin()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +58,7 @@ def test_one_machine_gets_as_many_shuffle_partitions_as_it_has_cores(
     "config", [{}, {"spark.master": "spark://h:7077"}, {"spark.master": "yarn"}]
 )
 def test_a_cluster_gets_only_what_holds_anywhere(config: dict[str, str]) -> None:
-    assert sessions.settings(config) == {SOCKETS: "true", PUSHDOWN: "true", **config}
+    assert sessions.settings(config) == {SOCKETS: "true", **config}
 
 
 def test_what_the_caller_configures_wins() -> None:
@@ -123,7 +135,6 @@ def test_a_place_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_new_session_has_our_settings(spark: SparkSession) -> None:
-    assert spark.conf.get(PUSHDOWN) == "true"
     assert spark.conf.get(SOCKETS) == "true"
     assert spark.conf.get(PARTITIONS) == "2"
     assert str(spark.conf.get(MANAGER)).endswith(".FileSystemBasedCheckpointFileManager")
@@ -150,7 +161,6 @@ def test_starting_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
 def test_a_session_that_runs_is_taken_and_told_what_it_cannot_change(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spark.conf.set(PUSHDOWN, "false")
     spark.conf.set(PARTITIONS, "5")
     try:
         with caplog.at_level(logging.WARNING, "upriver.spark"):
@@ -159,7 +169,6 @@ def test_a_session_that_runs_is_taken_and_told_what_it_cannot_change(
                 config={"spark.executor.memory": "3g", "spark.sql.ansi.enabled": False},
             )
         assert again is spark
-        assert spark.conf.get(PUSHDOWN) == "true"
         assert spark.conf.get(PARTITIONS) == "5"
         assert spark.conf.get("spark.sql.ansi.enabled") == "false"
     finally:
@@ -168,7 +177,44 @@ def test_a_session_that_runs_is_taken_and_told_what_it_cannot_change(
     (record,) = caplog.records
     assert "spark.executor.memory=3g" in record.getMessage()
     assert "spark.master=local[7]" in record.getMessage()
-    assert "pushdown" not in record.getMessage().lower()
+    assert "unix" not in record.getMessage().lower()
+
+
+PLAIN = """
+import sys
+from pyspark.sql import SparkSession
+from upriver.spark import mirror, register
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+register(spark)
+register(spark)
+print(spark.read.format("dcp").load(sys.argv[1]).count())
+mirror(spark, source=sys.argv[1], table=sys.argv[2], once=True).wait()
+print(spark.read.format("upriver-table").load(sys.argv[2]).count())
+spark.stop()
+"""
+
+
+def test_a_plain_session_in_an_environment_that_is_not_activated(tmp_path: Path) -> None:
+    """The ``python3`` on the path has neither Upriver nor what it needs."""
+    environment = {
+        **{name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")},
+        "PATH": "/usr/bin:/bin",
+        "JAVA_HOME": str(ensure_java_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    with TemporaryProducer(vbuckets=2) as producer:
+        fill(producer, range(20))
+        answer = subprocess.run(
+            [sys.executable, "-c", PLAIN, producer.source, str(tmp_path / "table")],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=PATIENCE,
+        )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == ["20", "20"]
+    assert "replaced" not in answer.stderr
 
 
 # ---- what Spark finds by itself --------------------------------------------------------------

@@ -96,6 +96,12 @@ READ: Final = (
        "documents of the vbucket, for sinks without history such as dcp; or fail",
        choices=("emit", "restate", "fail")),
     _S("noValue", _K.FLAG, "false", "read keys and metadata only"),
+    _S("columns", _K.LIST, None,
+       "the columns of the frame, such as key,seqno; values do not travel unless value is named"),
+    _S("pushFilters", _K.FLAG, "false",
+       "let filters of the frame spare reading; needs Spark 4.1 and "
+       "spark.sql.python.filterPushdown.enabled, and the frame must be used only once",
+       use=Use.BATCH),
     _S("xattrs", _K.FLAG, "false", "add the column xattrs"),
     _S("valueFormat", _K.CHOICE, "binary", "values as bytes, or as text",
        choices=("binary", "string"), flag="--value-format"),

@@ -8,21 +8,21 @@ attempt reads what there is then.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..consumer.transport.connection_string import Address
 from ..errors import ConfigError, UpriverError
 from ..model import FailoverLog, Snapshot, StreamOffset
 from ..session.stream_position import Position
 from .admission import Limits
-from .internals import PUSHDOWN_WORKER
+from .filter_classes import Filter
+from .internals import may_push_filters
 from .offset_planning import from_positions
 from .offsets import Offset
 from .pushdown_filters import PushedFilters
@@ -166,5 +166,6 @@ class _FilteringReader(DcpBatchReader):
 
 
 def batch_reader(options: ReadOptions) -> DcpBatchReader:
-    kind = _FilteringReader if PUSHDOWN_WORKER in sys.modules else DcpBatchReader
-    return kind(options)
+    """The reader of a batch, with the filters of its frame if it is to heed them."""
+    wanted = options.push_filters and may_push_filters("pushFilters")
+    return (_FilteringReader if wanted else DcpBatchReader)(options)

@@ -41,9 +41,9 @@ class DcpDataSource(DataSource):
         return batch_reader(self._read_options(schema).for_batch())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from .stream_reader import DcpStreamReader
+        from .stream_reader import stream_reader
 
-        return DcpStreamReader(self._read_options(schema).for_stream())
+        return stream_reader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from .sink import writer

@@ -1,7 +1,8 @@
 """Uses of Spark's private interfaces, which may change with any version of Spark.
 
-    the name of a class        `LOCAL_CHECKPOINT_MANAGER`: quicker checkpoints on a local disk
+    the name of a class        `local_checkpoint_manager`: quicker checkpoints on a local disk
     the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
+    the name of a logger       `quietly_replacing`: the log of what replaces a source
     how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
     a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
 
@@ -19,20 +20,74 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["LOCAL_CHECKPOINT_MANAGER", "PUSHDOWN_WORKER", "worker_python"]
+from ..errors import ConfigError
+from .spark_versions import has_filter_classes, installed
 
-#: Renames on a local disk are atomic, and this manager writes the two files of a batch in half of
-#: the time of the general one. It is not for object stores.
-LOCAL_CHECKPOINT_MANAGER: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "PUSHDOWN_WORKER",
+    "local_checkpoint_manager",
+    "may_push_filters",
+    "quietly_replacing",
+    "worker_python",
+]
+
+_SOURCES_LOGGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 #: Spark imports this module in the worker where filters may be pushed down; it refuses a reader
 #: that accepts filters elsewhere.
 PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def local_checkpoint_manager() -> str:
+    """The class that writes checkpoints to a local disk.
+
+    Renames there are atomic, and this manager writes the two files of a batch in half of the time
+    of the general one. It is not for object stores.
+    """
+    package = "org.apache.spark.sql.execution.streaming"
+    if installed() >= (4, 1):
+        package += ".checkpointing"
+    return f"{package}.FileSystemBasedCheckpointFileManager"
+
+
+def may_push_filters(option: str) -> bool:
+    """Whether this process is one in which a reader may accept filters.
+
+    ConfigError names the option that asks for it if this Spark has no such process. Spark plans a
+    frame once, with the filters of its last use, and takes that plan for every use: a frame that is
+    used twice has wrong rows. So filters are accepted only if the user asks for it.
+    """
+    if not has_filter_classes():
+        raise ConfigError(f"{option} needs Spark 4.1 or later: leave it out")
+    return PUSHDOWN_WORKER in sys.modules
+
+
+@contextmanager
+def quietly_replacing(spark: SparkSession) -> Iterator[None]:
+    """Registering a source in this block logs nothing: Spark has found it by itself before.
+
+    Spark Connect has no access to the log, and needs none.
+    """
+    jvm = getattr(getattr(spark, "_sc", None), "_jvm", None)
+    if jvm is None:
+        yield
+        return
+    log4j = jvm.org.apache.logging.log4j
+    before = log4j.LogManager.getLogger(_SOURCES_LOGGER).getLevel()
+    log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, log4j.Level.ERROR)
+    try:
+        yield
+    finally:
+        log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, before)
+
 
 _WRAPPER: Final = """\
 #!/bin/sh

@@ -12,7 +12,10 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
+
+from ..consumer.topology.cluster_map import vbucket_of
+from ..consumer.topology.collection_names import Collections
+from .filter_classes import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -22,9 +25,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-from ..consumer.topology.cluster_map import vbucket_of
-from ..consumer.topology.collection_names import Collections
 
 __all__ = ["PushedFilters"]
 

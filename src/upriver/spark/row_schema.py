@@ -102,7 +102,14 @@ def arrow_schema(rows: RowFormat) -> pa.Schema:
                 f"columnNameOfCorruptRecord: rows have a column {rows.corrupt_column} already"
             )
         columns.append((rows.corrupt_column, pa.binary()))
-    return pa.schema(columns)
+    if not rows.columns:
+        return pa.schema(columns)
+    known = {name.lower(): (name, kind) for name, kind in columns}
+    for name in rows.columns:
+        if name not in known:
+            there = ", ".join(name for name, _ in columns)
+            raise ConfigError(f"columns: rows have no column {name!r}, only {there}")
+    return pa.schema([known[name] for name in rows.columns])
 
 
 def spark_schema(rows: RowFormat) -> StructType:

@@ -3,7 +3,8 @@
 A local session needs only ``pip install``: Java is found, the Python workers use the running
 interpreter, archives that slow their start are removed from their path, and they end without a
 traceback (`worker_daemon`). On a cluster only settings that hold anywhere are set. The caller's
-configuration always has precedence.
+configuration always has precedence. A session that somebody else started gets what it still can:
+`register` has the workers of a local one run with this interpreter.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from .._extras import extra
 from .find_java import ensure_java_home
-from .internals import LOCAL_CHECKPOINT_MANAGER, worker_python
+from .internals import local_checkpoint_manager, quietly_replacing, worker_python
+from .spark_versions import require_supported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "session", "settings", "start"]
+__all__ = ["is_remote", "register", "session", "settings", "start"]
 
 _log = logging.getLogger("upriver.spark")
 
@@ -31,10 +33,7 @@ _MASTER: Final = "spark.master"
 
 #: Settings of any session. Unix sockets save each Python task the tens of milliseconds that a
 #: local TCP connection waits for delayed acknowledgements.
-_ANYWHERE: Final = {
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.sql.python.filterPushdown.enabled": "true",
-}
+_ANYWHERE: Final = {"spark.python.unix.domain.socket.enabled": "true"}
 #: Additional settings of a local session.
 _ON_ONE_MACHINE: Final = {
     "spark.ui.enabled": "false",
@@ -68,13 +67,46 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the formats ``dcp`` and ``upriver-table`` in a session."""
+    """Registers the formats ``dcp`` and ``upriver-table`` in a session.
+
+    The Python workers of a local session run with this interpreter from then on, unless
+    ``PYSPARK_PYTHON`` names another one. On a cluster they need an interpreter with Upriver:
+    ``PYSPARK_PYTHON`` names it before the session is started.
+    """
+    require_supported()
     with extra("spark"):
+        from pyspark.errors import AnalysisException
+
         from .data_source import DcpDataSource
         from .tables.table_source import TableSource
 
-    spark.dataSource.register(DcpDataSource)
-    spark.dataSource.register(TableSource)
+    if not is_remote(spark):
+        _use_this_interpreter(spark)
+    with quietly_replacing(spark):
+        for source in (DcpDataSource, TableSource):
+            try:
+                spark.dataSource.register(source)
+            except AnalysisException as problem:
+                # Spark 4.0 keeps what it has found by itself, which is the same source
+                if problem.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                    raise
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect: its driver is another process."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _use_this_interpreter(spark: SparkSession) -> None:
+    """Corrects the interpreter of a session that was started without `start`.
+
+    Spark takes ``python3`` from the path, which is another one if this interpreter's virtual
+    environment is not activated. It is asked for by each function that Spark pickles from now on.
+    """
+    context = spark.sparkContext
+    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if not chosen and sys.executable and _local_cores(context.master or ""):
+        context.pythonExec = worker_python()
 
 
 def start(
@@ -84,6 +116,7 @@ def start(
     config: Mapping[str, str | int | bool] | None = None,
 ) -> SparkSession:
     """As `session`, without registering the source."""
+    require_supported()
     with extra("spark"):
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
@@ -116,7 +149,7 @@ def settings(config: Mapping[str, str]) -> dict[str, str]:
         # as many shuffle partitions as tasks run at once: more cost their start and gain nothing
         chosen["spark.sql.shuffle.partitions"] = str(cores)
         if config.get(_DEFAULT_FILE_SYSTEM, "file:").startswith("file:"):
-            chosen[_CHECKPOINT_MANAGER] = LOCAL_CHECKPOINT_MANAGER
+            chosen[_CHECKPOINT_MANAGER] = local_checkpoint_manager()
     return {**chosen, **config}
 
 

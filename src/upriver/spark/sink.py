@@ -24,11 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ..consumer.writing.document_edits import (
     Conversation,
@@ -45,6 +41,7 @@ from ..errors import ConfigError, Status
 from .sink_removals import remove_others
 from .sink_rows import FENCE_PREFIX, Edits, roles_of
 from .source_options import WriteOptions
+from .stream_writer_base import ArrowStreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +67,7 @@ def writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpWri
 
 def stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpStreamWriter:
     """The writer of a stream. In output mode complete, documents that left the result stay."""
-    return DcpStreamWriter(options, roles_of(options, schema))
+    return DcpStreamWriter(options, roles_of(options, schema), schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +99,15 @@ class DcpWriter(DataSourceArrowWriter):
             return _write(self._options, self._roles, opened, iterator)
 
 
-class DcpStreamWriter(DataSourceStreamArrowWriter):
+class DcpStreamWriter(ArrowStreamWriter):
     """The writer of a stream's micro-batches, pickled to the tasks."""
 
-    def __init__(self, options: WriteOptions, roles: Mapping[str, str]) -> None:
+    def __init__(self, options: WriteOptions, roles: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(schema)
         self._options = options
         self._roles = roles
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
+    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         query, batch = _place_in_stream()
         with _open(self._options) as opened:
             if query is not None and opened.do(_fence(query)) >= batch:

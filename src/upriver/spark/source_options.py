@@ -25,6 +25,8 @@ __all__ = ["ReadOptions", "RowFormat", "WriteOptions"]
 
 _LAST_SEQNO: Final = 2**63 - 1
 _FILE: Final = "file:"
+#: Columns that are made of values.
+_OF_VALUES: Final = frozenset({"value", "xattrs", "datatype"})
 _TIMEOUTS: Final = ("connectTimeout", "requestTimeout", "retryTimeout")
 
 
@@ -42,6 +44,8 @@ class RowFormat:
     fail_fast: bool = False
     #: The column for such values if ``value`` is text.
     corrupt_column: str | None = None
+    #: The columns of rows, in this order; empty for all.
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class ReadOptions:
     request_timeout: float
     retry_timeout: float
     long_poll: float
+    #: Whether filters of a batch restrict what is read.
+    push_filters: bool
     #: The names of the options that the user gave.
     given: frozenset[str]
 
@@ -99,7 +105,7 @@ class ReadOptions:
             given=given.names,
             **given.fields("scope", "vbuckets", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
             **given.fields("minPartitions", "numPartitions", "failOnDataLoss", "compression"),
-            **given.fields("longPoll", *_TIMEOUTS),
+            **given.fields("longPoll", "pushFilters", *_TIMEOUTS),
         )
 
     def for_batch(self) -> Self:
@@ -228,16 +234,21 @@ def _ending(given: Given) -> Mapping[int, int] | None:
 
 def _row_format(given: Given) -> RowFormat:
     text, fail_fast = given["valueFormat"] == "string", given["mode"] == "FAILFAST"
+    columns = tuple(name.lower() for name in given["columns"])
+    if len(set(columns)) < len(columns):
+        raise ConfigError("columns: a column is named twice")
     rows = RowFormat(
-        values=not given["noValue"],
+        values=not given["noValue"] and (not columns or not _OF_VALUES.isdisjoint(columns)),
         text=text,
         inflate=given["decompress"],
         xattrs=given["xattrs"],
         fail_fast=fail_fast,
         corrupt_column=given["columnNameOfCorruptRecord"] if text and not fail_fast else None,
+        columns=columns,
     )
     for contradicts, first, second, why in (
-        (not rows.values and text, "noValue", "valueFormat", "there are no values"),
+        (given["noValue"] and text, "noValue", "valueFormat", "there are no values"),
+        (given["noValue"] and "value" in columns, "noValue", "columns", "value is a column"),
         (not rows.inflate and text, "decompress", "valueFormat", "text must be decompressed"),
         (not rows.inflate and rows.xattrs, "decompress", "xattrs", "xattrs are compressed too"),
     ):

@@ -1,7 +1,9 @@
 """The streaming read as Spark drives it: offsets out, partitions out, rows out.
 
 Spark makes three of these: one in a process beside the driver, which lives as long as the query and
-plans; one that is pickled; and one in every task, which reads. Only plain options are pickled.
+plans; one that is pickled; and one in every task, which reads. Only plain options are pickled. How
+Spark asks for the end of the next batch depends on its version: `admitting_reader` for Spark 4.2
+and later, `remembering_reader` for 4.0 and 4.1.
 """
 
 from __future__ import annotations
@@ -13,23 +15,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from ..consumer.transport.connection_string import Address
 from .admission import Limits
 from .offsets import Offset
 from .source_options import ReadOptions
+from .spark_versions import has_admission_control
 from .stream_driver import Driver
 from .task_reader import read_steps
 from .task_steps import ReadStep, partition, steps_between
 
-__all__ = ["DcpStreamReader", "StepsPartition", "groups_for"]
+__all__ = ["DcpStreamReader", "StepsPartition", "groups_for", "stream_reader"]
 
 
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
@@ -64,13 +60,12 @@ def groups_for(
     return partition(steps, max(most, least), least=least)
 
 
-class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the changes of a bucket, batch after batch."""
+class DcpStreamReader(DataSourceStreamReader):
+    """Reads the changes of a bucket, batch after batch; the base of the two kinds of reader."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._driver: Driver | None = None
-        self._target: dict[int, int] | None = None
         #: The end of the batch that was planned last, which is not replayed.
         self._planned: dict[str, Any] | None = None
         self._reached: Offset | None = None
@@ -78,7 +73,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known: list[tuple[dict[str, Any], Offset]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        at_work = dict.fromkeys(("_driver", "_target", "_planned", "_reached"))
+        at_work = dict.fromkeys(("_driver", "_planned", "_reached"))
         return {**self.__dict__, **at_work, "_known": []}
 
     @property
@@ -90,30 +85,16 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- planning ------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Nothing is decided yet: Spark asks twice and keeps neither answer.
-
-        The first offset is decided by the first plan, whose empty batch puts it into the log.
-        """
+        """Nothing is decided yet: Spark asks twice and keeps neither answer."""
         return {}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        if self._options.max_offsets_per_trigger is not None:
-            return ReadMaxRows(self._options.max_offsets_per_trigger)
-        if self._options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(self._options.max_bytes_per_trigger)
-        return ReadAllAvailable()
-
-    def latestOffset(  # noqa: N802 - Spark's name
-        self, start: dict[str, Any], limit: ReadLimit
+    def _next(
+        self, start: dict[str, Any], previous: Offset, limits: Limits, patience: float
     ) -> dict[str, Any]:
-        driver = self._at_work
-        previous = self._offset(start)
-        if previous is None:
-            return self._told(driver.first_offset())
-        patience = 0.0 if self._target is not None else self._options.long_poll
-        planned = driver.next_offset(
+        """The end of the batch after ``previous``, which Spark has as ``start``."""
+        planned = self._at_work.next_offset(
             previous,
-            self._limits(limit),
+            limits,
             patience=patience,
             can_restore=_nowhere if self._options.restate_on_rollback else None,
         )
@@ -139,26 +120,12 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._known = [*self._known[-1:], (stored, found)]
         return found
 
-    def _limits(self, limit: ReadLimit) -> Limits:
-        everything = isinstance(limit, ReadAllAvailable)
-        return Limits(
-            rows=None if everything else self._options.max_offsets_per_trigger,
-            bytes=None if everything else self._options.max_bytes_per_trigger,
-            target=self._target,
-        )
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._target = self._at_work.target()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """How far the bucket is, and how far behind the last plan is, for the query's progress."""
-        return self._at_work.standing(self._reached) if self._reached is not None else None
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[StepsPartition]:
         driver = self._at_work
-        first, last = self._offset(start), self._offset(end)
-        if first is None or last is None:
+        last = self._offset(end)
+        if last is None:
             return []
+        first = self._offset(start) or self._before_first(last)
         branches = None if end == self._planned else driver.newest_branches(last)
         steps = steps_between(first, last, branches)
         if self._options.restate_on_rollback and branches:
@@ -171,6 +138,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         groups = groups_for(self._options, driver.nodes(), steps)
         return [StepsPartition(group, driver.addresses) for group in groups]
+
+    def _before_first(self, end: Offset) -> Offset | None:
+        """What the first batch of a query follows; None if its end tells all."""
+        raise NotImplementedError
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: what a server keeps does not depend on its readers."""
@@ -185,3 +156,14 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StepsPartition)
         return read_steps(partition.options(self._options), partition.steps)
+
+
+def stream_reader(options: ReadOptions) -> DcpStreamReader:
+    """The reader for the installed Spark."""
+    if has_admission_control():
+        from .admitting_reader import AdmittingStreamReader
+
+        return AdmittingStreamReader(options)
+    from .remembering_reader import RememberingStreamReader
+
+    return RememberingStreamReader(options)

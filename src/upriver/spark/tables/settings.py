@@ -97,9 +97,9 @@ class PipelineSettings:
         read = ReadOptions.parse(theirs).for_stream()
         if read.restate_on_rollback:
             raise ConfigError("onRollback: restate is for sinks; tables undo rollbacks themselves")
-        for name in _NOT_FOR_MIRRORS if kind == "mirror" else ():
+        for name in ("columns", *(_NOT_FOR_MIRRORS if kind == "mirror" else ())):
             if name in read.given:
-                raise ConfigError(f"{name} has no meaning for a mirror")
+                raise ConfigError(f"{name} has no meaning for a {kind}")
         common: dict[str, Any] = {
             "kind": kind,
             "source": theirs,

@@ -15,29 +15,26 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StringType, StructType
+
+from ...errors import ConfigError
+from ..filter_classes import (
     EqualTo,
     Filter,
     GreaterThan,
     GreaterThanOrEqual,
     In,
-    InputPartition,
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import StringType, StructType
-
-from ...errors import ConfigError
-from ..internals import PUSHDOWN_WORKER
+from ..internals import may_push_filters
 from .data_files import GROUP, cast_rows, read_rows
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile, Snapshot, read_snapshot
@@ -56,7 +53,7 @@ _OPTIONS: Final = {
     name.lower(): name
     for name in (
         *("path", "versionAsOf", "columns", "readChangeFeed", "startingVersion"),
-        *("endingVersion", "storageOptions"),
+        *("endingVersion", "storageOptions", "pushFilters"),
     )
 }
 #: Bytes of files that one task reads.
@@ -124,7 +121,8 @@ class TableSource(DataSource):
         given = self._given()
         if _is_feed(given):
             return ChangeFeedReader(given, schema)
-        return (_FilteringReader if PUSHDOWN_WORKER in sys.modules else TableReader)(given, schema)
+        wanted = given.get("pushFilters", "").lower() == "true" and may_push_filters("pushFilters")
+        return (_FilteringReader if wanted else TableReader)(given, schema)
 
 
 def _storage(given: Mapping[str, str]) -> Storage:
