@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types tests extended unit fuzz coverage chaos kills attack soak bench docs clean
-.PHONY: environment simulate
+.PHONY: environment matrix simulate
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,6 +35,9 @@ tests: environment ## all tests, in several processes; what fails runs once more
 
 extended: environment ## the tests that take minutes each
 	@$(BIN)/pytest -n 2 --extended
+
+matrix: ## what every supported Spark must do, in environments of their own; SPARK=4.0 for one
+	@$(PYTHON) tools/matrix.py $(SPARK)
 
 unit: environment ## the tests that start no processes, for while you work
 	@$(BIN)/pytest -n auto -m unit
