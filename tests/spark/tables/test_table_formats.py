@@ -297,6 +297,42 @@ def test_json_members_become_columns_or_the_value_is_kept(
         assert found == wanted or str(found) == wanted
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "s": st.one_of(st.none(), st.text(), st.integers()),
+                    "l": st.one_of(st.none(), st.integers(-(2**65), 2**65), st.floats()),
+                    "d": st.one_of(st.floats(), st.integers()),
+                    "b": st.one_of(st.booleans(), st.just("true")),
+                    "more": st.none(),
+                },
+            ).map(lambda members: json.dumps(members).encode()),
+            st.sampled_from([None, b"", b"[1]", b'{"s":"\\ud800"}', b"\xff", b'{"d":1e999}']),
+        ),
+        max_size=6,
+    )
+)
+def test_columns_that_are_converted_at_once_are_those_that_are_converted_one_by_one(
+    values: list[bytes | None],
+) -> None:
+    kinds = {"s": "string", "l": "long", "d": "double", "b": "boolean"}
+    fields = [{"name": n, "type": k, "nullable": True, "metadata": {}} for n, k in kinds.items()]
+    columns = JsonColumns.of_spark(json.dumps({"type": "struct", "fields": fields}))
+
+    def parsed() -> str:
+        found, corrupt, reasons = columns.parse(pa.array(values, pa.binary()))
+        held = {name: column.to_pylist() for name, column in found.items()}
+        return repr((held, corrupt.to_pylist(), reasons))
+
+    at_once = parsed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JsonColumns, "_parse_plain", lambda self, values: None)
+        assert parsed() == at_once
+
+
 # ---- readers -----------------------------------------------------------------------------
 
 

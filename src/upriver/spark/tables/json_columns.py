@@ -60,6 +60,8 @@ class JsonColumns:
 
     def parse(self, values: Any) -> tuple[dict[str, Any], Any, list[str | None]]:
         """By name the columns; the bytes of values that do not fit; and why they do not."""
+        if (done := self._parse_plain(values)) is not None:
+            return done
         found: dict[str, list[Any]] = {name: [] for name in self._members}
         corrupt: list[bytes | None] = []
         reasons: list[str | None] = []
@@ -70,6 +72,40 @@ class JsonColumns:
             corrupt.append(value if reason else None)
             reasons.append(reason)
         columns = {name: pa.array(column, self._members[name][0]) for name, column in found.items()}
+        return columns, pa.array(corrupt, pa.binary()), reasons
+
+    def _parse_plain(self, values: Any) -> tuple[dict[str, Any], Any, list[str | None]] | None:
+        """The same for values whose members have their types as they are, which most have.
+
+        It converts a column at once instead of a value; None if a member needs converting.
+        """
+        if not all(kind in _PLAIN for kind, _ in self._members.values()):
+            return None
+        rows: list[dict[str, Any]] = []
+        corrupt: list[bytes | None] = []
+        reasons: list[str | None] = []
+        for value in values.to_pylist():
+            found: Any = {}
+            reason = None
+            if value is not None:
+                try:
+                    found = _decode(value.decode())
+                except (ValueError, RecursionError):
+                    found, reason = {}, NOT_JSON
+                if type(found) is not dict:
+                    found, reason = {}, NOT_FITTING
+            rows.append(found)
+            corrupt.append(value if reason else None)
+            reasons.append(reason)
+        columns = {}
+        for name, (kind, _) in self._members.items():
+            members = [row.get(name) for row in rows]
+            if not _PLAIN[kind].issuperset(map(type, members)):
+                return None
+            try:
+                columns[name] = pa.array(members, kind)
+            except (pa.ArrowInvalid, OverflowError, UnicodeError):  # too large, or no text
+                return None
         return columns, pa.array(corrupt, pa.binary()), reasons
 
     def _row(self, value: bytes | None) -> tuple[dict[str, Any], str | None]:
@@ -93,6 +129,17 @@ class JsonColumns:
 
 def _no(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
+
+
+_decode: Final = json.JSONDecoder(parse_constant=_no).decode
+_NULL: Final = type(None)
+#: What members are in Python that become a column of a type as they are.
+_PLAIN: Final[dict[pa.DataType, frozenset[type]]] = {
+    pa.string(): frozenset({str, _NULL}),
+    pa.bool_(): frozenset({bool, _NULL}),
+    pa.float64(): frozenset({float, int, _NULL}),
+    **{kind: frozenset({int, _NULL}) for kind in _ARROW_INTEGERS.values()},
+}
 
 
 def _type(told: Any, name: str) -> tuple[pa.DataType, _Convert]:
