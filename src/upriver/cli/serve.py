@@ -89,6 +89,12 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     help="Of a bucket that is created; fixed for its life.  [default: 1024]",
 )
 @click.option(
+    "--restored",
+    is_flag=True,
+    help="The data is an older copy: begin new branches, so that readers of later changes are "
+    "rolled back.",
+)
+@click.option(
     "--users", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A users file."
 )
 @click.option(
@@ -183,6 +189,7 @@ def serve(
     http_port: int | None,
     bucket: str,
     vbuckets: int | None,
+    restored: bool,
     users: Path | None,
     certificate: Path | None,
     key: Path | None,
@@ -247,6 +254,8 @@ def serve(
             bucket_settings=bucket_settings,
             bucket_changes={name: mib * _MIB for name, mib in memory.items() if mib is not None},
         )
+        if restored:
+            producer.bucket.begin_branches()
         began = time.monotonic()
         number = asyncio.run(
             _serve(producer, (dashboard_host, dashboard), tells_http=http_port is not None)

@@ -413,6 +413,14 @@ class Bucket:
             group.require(vbucket, *_COPIES)
             group.change_standing(vbucket, failover=trusted)
 
+    def begin_branches(self) -> None:
+        """Begins a new branch in every active vbucket.
+
+        For a bucket that was restored from an older copy: readers of later changes are then rolled
+        back, where they would otherwise miss the changes that get the same seqnos again.
+        """
+        self._core.begin_branches()
+
     def consistent_until(self, vbucket: int, seqno: int) -> int:
         """Returns the newest seqno at most ``seqno`` at which the vbucket was consistent."""
         known = self._vbucket(vbucket)

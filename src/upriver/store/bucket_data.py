@@ -182,7 +182,8 @@ class Core:
             raise _again(failure) from error
         self._failure = None
         if lost:
-            self._branch_all("the bucket %s has lost changes that were not on disk")
+            with self._group() as group:
+                self._branch_all(group, "the bucket %s has lost changes that were not on disk")
         logger.warning("the bucket %s takes writes again", self.path)
         self._notify(moved)
 
@@ -339,19 +340,24 @@ class Core:
         self.sessions = (_entropy.token_hex(_SESSION_BYTES), *earlier)[:_MOST_SESSIONS]
         self._mark_session(clean=False)
         if salvage or (not clean and durability is SyncMode.RELAXED):
-            self._branch_all("%s was not closed")
+            with self._group() as group:
+                self._branch_all(group, "%s was not closed")
 
-    def _branch_all(self, why: str) -> None:
+    def begin_branches(self) -> None:
+        """Begins a new branch in every active vbucket, because an older copy was restored."""
+        with self.change() as group:
+            self._branch_all(group, "the bucket %s is an older copy")
+
+    def _branch_all(self, group: Group, why: str) -> None:
         """Begins a new branch in every active vbucket: changes that readers have may be lost."""
-        with self._group() as group:
-            for vbucket in self.vbuckets:
-                standing, high = vbucket.standing, vbucket.progress.high
-                if standing.state is VBucketState.ACTIVE:
-                    whole = high >= standing.snapshot.end
-                    at = high if whole else standing.snapshot.start
-                    group.change_standing(
-                        vbucket.id, failover=standing.failover.branch(new_vbuuid(), at)
-                    )
+        for vbucket in self.vbuckets:
+            standing, high = vbucket.standing, vbucket.progress.high
+            if standing.state is VBucketState.ACTIVE:
+                whole = high >= standing.snapshot.end
+                at = high if whole else standing.snapshot.start
+                group.change_standing(
+                    vbucket.id, failover=standing.failover.branch(new_vbuuid(), at)
+                )
         logger.warning(f"{why}; its active vbuckets begin new branches", self.path)
 
     def _mark_session(self, *, clean: bool) -> None:
