@@ -1,5 +1,7 @@
 """Writes the parts of docs/reference that follow from the code; the rest of a page is its author's.
 
+Pages below docs/reference/protocol are made as a whole, by `protocol_pages`.
+
     python tools/reference.py            renews them
     python tools/reference.py --check    says which are not up to date, and exits with 1
 
@@ -20,6 +22,8 @@ from types import FunctionType
 from typing import Any
 
 import click
+import error_texts
+import protocol_pages
 
 from upriver import errors
 from upriver.cli.common_options import COMMON_OPTIONS
@@ -299,6 +303,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_list,
     "rows": row_table,
     "errors": error_tree,
+    "cures": error_texts.cure_table,
+    "error-texts": error_texts.error_list,
     "python": python_names,
     "producer-states": lambda: state_table(stream_states.PRODUCER),
     "consumer-states": lambda: state_table(stream_states.CONSUMER),
@@ -313,13 +319,21 @@ def renewed(page: str) -> str:
     return _PART.sub(part, page)
 
 
+def wanted_pages() -> Iterator[tuple[Path, str]]:
+    """Every page with generated parts, and what it should be."""
+    for path in sorted(PAGES.glob("*.md")):
+        yield path, renewed(path.read_text())
+    for name, text in protocol_pages.pages().items():
+        yield PAGES / "protocol" / name, text
+
+
 def main() -> None:
     stale = []
-    for path in sorted(PAGES.glob("*.md")):
-        text = path.read_text()
-        if (wanted := renewed(text)) != text:
+    for path, wanted in wanted_pages():
+        if not path.exists() or path.read_text() != wanted:
             stale.append(path)
             if "--check" not in sys.argv[1:]:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(wanted)
     for path in stale:
         print(f"{path.name} {'is not up to date' if '--check' in sys.argv[1:] else 'is renewed'}")

@@ -20,7 +20,7 @@ from .dialects.memcached import MemcachedDialect
 from .frameinfo import FrameInfoError, decode_frame_infos
 from .framing import HEADER_002_SIZE
 from .header import HEADER_SIZE, MAGICS, Header, parse_header
-from .layout import Layout, Record, Slot, Value, closest, datatype_name
+from .layout import KeyRule, Layout, Record, Slot, Value, closest, datatype_name
 from .leb128 import decode as decode_leb128
 from .values import unwrap
 
@@ -83,7 +83,8 @@ def _dissect_memcached(packet: bytes, dialect: MemcachedDialect) -> Iterator[Fie
     at = extras_end
     if header.key_length and at + header.key_length <= len(packet):
         key = packet[at : at + header.key_length]
-        yield from _key(key, at, dialect.collections and layout is not None)
+        is_document = layout is not None and layout.key in (KeyRule.DOCUMENT, KeyRule.RAW)
+        yield from _key(key, at, dialect.collections and is_document)
         at += header.key_length
     if at < len(packet):
         datatype = header.datatype if dialect.has_datatypes and header.datatype < 8 else 0
