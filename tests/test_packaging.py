@@ -127,7 +127,7 @@ def test_a_wheel_has_the_package_and_nothing_else(package: Installed) -> None:
     wanted = {
         path.relative_to(ROOT / "src")
         for path in (ROOT / "src").rglob("*")
-        if path.suffix in (".py", ".pyi", ".typed", ".json", ".html", ".css", ".js", ".svg")
+        if path.suffix in (".py", ".pyi", ".typed", ".json", ".yml", ".html", ".css", ".js", ".svg")
     }
     compiled = {name for name in names if name.suffix == ".so"}
     assert {name for name in names if name.parts[0] != metadata} == wanted | compiled
