@@ -61,6 +61,7 @@ PUBLIC = {
         "session",
         "verify",
     },
+    "upriver.telemetry": {"batch_done", "batch_failed", "disable", "enable", "enable_export"},
     "upriver.testing": {
         "ChaosCounts",
         "ChaosProxy",

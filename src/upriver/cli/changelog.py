@@ -11,6 +11,7 @@ from .setting_options import (
     changelog_settings,
     config_option,
     json_option,
+    otel_option,
     settings_given,
     source_argument,
     source_settings,
@@ -27,6 +28,7 @@ __all__ = ["changelog"]
 @click.argument("table")
 @changelog_settings
 @json_option()
+@otel_option
 @source_settings
 @spark_options
 @config_option

@@ -34,6 +34,7 @@ __all__ = [
     "json_option",
     "mirror_settings",
     "name_value_option",
+    "otel_option",
     "settings_given",
     "source_argument",
     "source_settings",
@@ -211,6 +212,24 @@ def spark_options(command: _Command) -> _Command:
 def name_value_option(flag: str, name: str, text: str) -> Callable[[_Command], _Command]:
     """An option that is given several times as NAME=VALUE; the command receives a dict."""
     return click.option(flag, name, multiple=True, metavar="NAME=VALUE", callback=_pairs, help=text)
+
+
+def otel_option(command: _Command) -> _Command:
+    """Adds --otel, which turns reports to OpenTelemetry on."""
+
+    def turned_on(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if given and not context.resilient_parsing:
+            from ..telemetry import enable_export
+
+            enable_export()
+
+    return click.option(
+        "--otel",
+        is_flag=True,
+        expose_value=False,
+        callback=turned_on,
+        help="Report batches by OpenTelemetry, as OTEL_EXPORTER_OTLP_ENDPOINT and others say.",
+    )(command)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
+from ... import telemetry
 from ...errors import ConfigError, UpriverError
 from ..admission import Limits
 from ..offsets import Offset
@@ -158,6 +159,7 @@ class BatchLoop:
     def _replan_after(self, problem: Exception) -> None:
         """Begins again from the newest commit, if that can help."""
         self._replans += 1
+        telemetry.batch_failed(_first_line(problem))
         is_gone = _GONE in str(problem) or VERSION_GONE in str(problem)
         if _DROPPED in str(problem):
             is_gone = True

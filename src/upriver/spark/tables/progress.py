@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from ... import telemetry
 from .storage import Storage, StorageFailed
 
 __all__ = [
@@ -190,6 +191,7 @@ class ProgressBook:
                 done=status.done + advance,
             )
         self._log.append(json.dumps(asdict(record)))
+        telemetry.batch_done(record)
 
 
 def read_progress(storage: Storage) -> list[BatchRecord]:
