@@ -31,7 +31,7 @@ def test_every_state_can_be_reached(
     assert reached == set(type(first))
 
 
-@pytest.mark.parametrize("event", set(ProducerEvent) - {ProducerEvent.ENDED})
+@pytest.mark.parametrize("event", list(ProducerEvent)[:-1])
 def test_nothing_follows_the_end_of_a_stream(event: ProducerEvent) -> None:
     with pytest.raises(LocalProtocolError, match=f"state DEAD has no event {event.name}"):
         next_state(PRODUCER, ProducerState.DEAD, event)
