@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types tests extended unit fuzz coverage chaos kills attack soak bench docs clean
-.PHONY: environment matrix simulate
+.PHONY: environment matrix simulate plant
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -63,6 +63,9 @@ attack: environment ## every known attack on real processes, for about 10 minute
 
 simulate: environment ## simulated worlds from fresh seeds; SEEDS=0-999 and SCOPE=single if wanted
 	@$(BIN)/python tools/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCOPE),--scope $(SCOPE))
+
+plant: environment ## small faults planted in our own code, and how many worlds find each; 20 minutes
+	@$(BIN)/python tools/plant.py
 
 format: environment ## rewrite files in the project's style
 	@$(BIN)/ruff check --fix .

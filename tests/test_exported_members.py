@@ -73,10 +73,12 @@ PUBLIC = {
         "TemporaryProducer",
     },
     "upriver.testing.world": {
+        "CLUSTER",
         "LOSS",
         "SCOPES",
         "SINGLE",
         "WIPE",
+        "ClusterWorld",
         "Operation",
         "Outcome",
         "Plan",

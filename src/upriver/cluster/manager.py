@@ -171,7 +171,7 @@ class Manager:
         members = self._state.members
         self.touched.clear()
         names = [node.name for node in members]
-        for name in set(self._links) - set(names):
+        for name in sorted(set(self._links) - set(names)):
             self._links.pop(name).close()
         for node in members:
             self._ensure(node)
@@ -366,7 +366,7 @@ class Manager:
 
     async def _give_maps(self, names: set[str]) -> None:
         uid = max((link.manifest_uid for link in self._links.values()), default=0)
-        for name in names & {node.name for node in self._state.members}:
+        for name in sorted(names & {node.name for node in self._state.members}):
             newest, link = self._state, self._links[name]
             await link.give_maps(newest.rev, *newest.maps(name, uid))
             if not link.leased and name not in self.given_up:
@@ -386,7 +386,7 @@ class Manager:
 
     async def _replicate(self, names: list[str]) -> None:
         wanted = reconcile.streams(self._situation())
-        for source, target in set(self._replicators) | set(wanted):
+        for source, target in sorted(set(self._replicators) | set(wanted)):
             pair = source, target
             if source not in names or target not in names:
                 if pair in self._replicators:

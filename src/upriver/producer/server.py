@@ -65,7 +65,8 @@ class Server:
         self.traffic = Traffic()
         self.keyvalue = KeyValue(node)
         self.durability = DurabilityMonitor(node, self.copied)
-        self._connections: set[Connection] = set()
+        #: In the order in which they were opened, as are those that follow a vbucket.
+        self._connections: dict[Connection, None] = {}
         #: Set while there is no connection.
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,7 +74,7 @@ class Server:
         self._by_name: dict[tuple[str, str, bool], Connection] = {}
         #: The connection that receives a vbucket as a replica, by bucket and vbucket.
         self._receivers: dict[tuple[str, int], Connection] = {}
-        self._followers: dict[tuple[str, int], set[Connection]] = {}
+        self._followers: dict[tuple[str, int], dict[Connection, None]] = {}
         #: Commits that the store's thread reported and the event loop has not handled: bucket,
         #: vbuckets.
         self._moved: deque[tuple[str, tuple[int, ...]]] = deque()
@@ -187,19 +188,19 @@ class Server:
             if self._listener is not None:
                 self._listener.refuse(connection.client.peer)
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._empty.clear()
         return True
 
     def forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self.buffers.forget(connection)
         if not self._connections:
             self._empty.set()
         for key in [key for key, other in self._by_name.items() if other is connection]:
             del self._by_name[key]
         for followers in self._followers.values():
-            followers.discard(connection)
+            followers.pop(connection, None)
 
     def opened(self, connection: Connection, name: str) -> None:
         """Registers the name of a DCP connection and closes the older connection of that name."""
@@ -334,7 +335,7 @@ class Server:
 
     def follow(self, connection: Connection, bucket: Bucket, vbucket: int) -> None:
         """Wakes a connection's streams whenever a vbucket has new changes or another state."""
-        self._followers.setdefault((bucket.name, vbucket), set()).add(connection)
+        self._followers.setdefault((bucket.name, vbucket), {})[connection] = None
         self._subscribe(bucket)
 
     def _subscribe(self, bucket: Bucket) -> None:
@@ -351,13 +352,13 @@ class Server:
 
     def _wake(self) -> None:
         self._waking = False  # reset first: a commit from now on schedules another wake
-        woken: set[Connection] = set()
+        woken: dict[Connection, None] = {}
         while self._moved:
             bucket, vbuckets = self._moved.popleft()
             for vbucket in vbuckets:
                 for connection in self._followers.get((bucket, vbucket), ()):
                     connection.streams.wake(vbucket)
-                    woken.add(connection)
+                    woken[connection] = None
                 receiver = self._receivers.get((bucket, vbucket))
                 if receiver is not None:
                     receiver.state_changed(vbucket)

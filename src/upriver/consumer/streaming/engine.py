@@ -189,11 +189,11 @@ class Engine:
 
     def remove(self, vbuckets: Collection[int]) -> None:
         """Streams vbuckets no longer. What was delivered of them may still wait to be read."""
-        touched = set()
+        touched: dict[AsyncConnection, None] = {}
         for reader in [self._readers.pop(vb) for vb in vbuckets if vb in self._readers]:
             if reader.carrier is not None:
                 self._sessions[reader.carrier].close(reader.vbucket)
-                touched.add(reader.carrier)
+                touched[reader.carrier] = None
                 reader.carrier = None
         for connection in touched:
             connection.flush()
@@ -307,7 +307,7 @@ class Engine:
             self._deliver(Delivery(Finished()))
             return 0
         pauses = self._watch(now)
-        touched = set()
+        touched: dict[AsyncConnection, None] = {}
         for reader in waiting:
             if now - reader.idle_since > self._settings.give_up_after:
                 raise reader.trouble or self._topology.no_owner_error(reader.vbucket)
@@ -326,7 +326,7 @@ class Engine:
                 pauses.append(self._settings.retry_first)
             elif (connection := self._nodes.connections.get(address)) is not None:
                 self._place(reader, connection)
-                touched.add(connection)
+                touched[connection] = None
                 pauses.append(self._settings.answer_timeout)
             elif address not in self._connecting:
                 self._connecting[address] = self._guard.task(self._connect, address)

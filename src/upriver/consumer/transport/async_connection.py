@@ -15,11 +15,11 @@ import asyncio
 import logging
 import socket
 import ssl
-import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from ... import _daemon
 from ...errors import ConnectionFailed, DecodeError, InternalError, UpriverError
 from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
 from ...session.consumer_events import Answered, Event
@@ -276,7 +276,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             with suppress(RuntimeError):  # the loop is closed: no task waits for the result
                 self._loop.call_soon_threadsafe(done, result)
 
-        threading.Thread(target=work, name="upriver hashing", daemon=True).start()
+        _daemon.start(work, name="upriver hashing")
 
     # ---- streams -------------------------------------------------------------------------
 

@@ -13,17 +13,21 @@ clients and readers were told with what really happened.
 
 from __future__ import annotations
 
+from .cluster_world import CLUSTER, ClusterWorld
 from .history import Violation
 from .linearizability import LOSS, WIPE, Operation, explain
 from .plan import Plan, Scope, Step
+from .running import SCOPES, run
 from .shrink import shrink
-from .world import SCOPES, SINGLE, Outcome, World, run
+from .world import SINGLE, Outcome, World
 
 __all__ = [
+    "CLUSTER",
     "LOSS",
     "SCOPES",
     "SINGLE",
     "WIPE",
+    "ClusterWorld",
     "Operation",
     "Outcome",
     "Plan",

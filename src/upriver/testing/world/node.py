@@ -47,8 +47,8 @@ class Node:
         port: int,
         bucket: str,
         bucket_settings: BucketSettings,
+        bucket_uuid: str,
         settings: ServerSettings | None = None,
-        bucket_uuid: str = "",
     ) -> None:
         self.name = name
         self.disk = disk

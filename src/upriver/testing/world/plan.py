@@ -47,6 +47,8 @@ class Scope:
     operations: int = 40
     faults: int = 8
     seconds: float = 12.0
+    #: How much faster or slower than the true time clocks run.
+    drift: float = 0.01
     #: What may break, each as often as it is named.
     kinds: tuple[str, ...] = ()
 
@@ -83,7 +85,7 @@ class Plan:
                 late=chance.choice((0.0, 0.02, 0.1)),
                 torn=chance.choice((0.0, 0.1, 0.4)),
             ),
-            rates=tuple(chance.uniform(0.99, 1.01) for _ in range(8)),
+            rates=tuple(chance.uniform(1 - scope.drift, 1 + scope.drift) for _ in range(8)),
             steps=tuple(sorted(steps, key=lambda step: step.at)),
         )
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from .plan import Plan
-from .world import Outcome, run
+from .running import run
+from .world import Outcome
 
 __all__ = ["shrink"]
 

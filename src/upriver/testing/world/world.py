@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ... import _entropy
+from ... import _daemon, _entropy
 from ...consumer.transport.access import Access
 from ...errors import StoreError
+from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, SyncMode
 from .client import Client, Wish
 from .disk import SimulatedDisk
@@ -34,7 +35,16 @@ from .plan import Plan, Scope, Step
 from .reader import Reader
 from .scheduler import Process, Scheduler
 
-__all__ = ["SCOPES", "SINGLE", "Outcome", "World", "run"]
+__all__ = [
+    "BUCKET",
+    "BUCKET_UUID",
+    "FAULTS",
+    "FIRST_PORT",
+    "PATIENCE",
+    "SINGLE",
+    "Outcome",
+    "World",
+]
 
 #: One node with its clients and a reader. Everything may break.
 SINGLE: Final = Scope(
@@ -61,14 +71,11 @@ SINGLE: Final = Scope(
         "clock jump",
     ),
 )
-#: Every scope, by its name.
-SCOPES: Final = {scope.name: scope for scope in (SINGLE,)}
-
-_FIRST_PORT: Final = 11001
-_BUCKET: Final = "default"
-_BUCKET_UUID: Final = "0123456789abcdef0123456789abcdef"
+FIRST_PORT: Final = 11001
+BUCKET: Final = "default"
+BUCKET_UUID: Final = "0123456789abcdef0123456789abcdef"
 #: True seconds in which a mended world comes to rest.
-_PATIENCE: Final = 240.0
+PATIENCE: Final = 240.0
 #: Lines of a trace that are kept for people; all count for its hash.
 _MOST_LINES: Final = 5000
 
@@ -101,9 +108,9 @@ class World:
         self.network = Network(self.scheduler, network_chance, plan.network, self.trace)
         self.histories = Histories()
         self.processes: list[Process] = []
-        self.nodes = [self._new_node(number) for number in range(plan.scope.nodes)]
+        self.nodes = [self.new_node(number) for number in range(plan.scope.nodes)]
         addresses = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        self.source = f"couchbase://{addresses}/{_BUCKET}"
+        self.source = f"couchbase://{addresses}/{BUCKET}"
         self.access = Access()
         self.losses: list[Operation] = []
         self.clients: list[Client] = []
@@ -116,6 +123,8 @@ class World:
             buffer=plan.buffer,
         )
         self.reader_process: Process | None = None
+        #: When the plan begins: once everything is up.
+        self.begun_at = 0.0
 
     # ---- what happens --------------------------------------------------------------------
 
@@ -146,7 +155,20 @@ class World:
         self.processes.append(process)
         return process
 
-    def _new_node(self, number: int) -> Node:
+    def new_node(self, number: int) -> Node:
+        return self.node_with(
+            number,
+            BucketSettings(
+                vbuckets=self.plan.vbuckets,
+                durability=self.plan.sync,
+                maintenance_interval=0,
+                purge_age=0,
+            ),
+        )
+
+    def node_with(
+        self, number: int, bucket: BucketSettings, settings: ServerSettings | None = None
+    ) -> Node:
         name = f"n{number + 1}"
         disk = SimulatedDisk(random.Random(f"disk {name} {self.plan.seed}"))
         disk.on_batch = lambda batch: self.histories.saw(name, batch)
@@ -154,15 +176,11 @@ class World:
             name,
             disk,
             self.new_process,
-            port=_FIRST_PORT + number,
-            bucket=_BUCKET,
-            bucket_settings=BucketSettings(
-                vbuckets=self.plan.vbuckets,
-                durability=self.plan.sync,
-                maintenance_interval=0,
-                purge_age=0,
-            ),
-            bucket_uuid=_BUCKET_UUID,
+            port=FIRST_PORT + number,
+            bucket=BUCKET,
+            bucket_settings=bucket,
+            bucket_uuid=BUCKET_UUID,
+            settings=settings,
         )
 
     def _new_client(self, name: str) -> Client:
@@ -183,21 +201,26 @@ class World:
 
     def run(self) -> Outcome:
         """Runs the plan, mends everything, and checks what must hold then."""
-        with _entropy.seeded(random.Random(f"names {self.plan.seed}")), _quiet():
+        with (
+            _entropy.seeded(random.Random(f"names {self.plan.seed}")),
+            _daemon.inline(),
+            _quiet(),
+            self.surroundings(),
+        ):
             try:
-                self._begin()
+                self.begin()
                 for step in self.plan.steps:
-                    self.scheduler.at(step.at, partial(self._do, step))
-                self.scheduler.run(lambda: False, before=self.plan.scope.seconds)
-                self._mend()
-                self._come_to_rest()
-                self._check()
+                    self.scheduler.at(self.begun_at + step.at, partial(self._do, step))
+                self.scheduler.run(lambda: False, before=self.begun_at + self.plan.scope.seconds)
+                self.mend()
+                self.come_to_rest()
+                self.check()
             finally:
                 for process in self.processes:
                     process.dispose()
         return self.outcome()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         for node in self.nodes:
             node.start()
         for number in range(self.plan.scope.clients):
@@ -214,9 +237,9 @@ class World:
             if self.reader_process is not None and self.reader_process.alive:
                 self.reader_process.spawn(self.reader.checkpoint())
         else:
-            _FAULTS[step.action](self, *step.args)
+            FAULTS[step.action](self, *step.args)
 
-    def _mend(self) -> None:
+    def mend(self) -> None:
         self.trace("mend")
         self.network.heal()
         for process in self.processes:
@@ -229,13 +252,13 @@ class World:
             node.start()
         self.start_reader()
 
-    def _come_to_rest(self) -> None:
-        until = self.scheduler.now + _PATIENCE
+    def come_to_rest(self) -> None:
+        until = self.scheduler.now + PATIENCE
         if not self.scheduler.run(lambda: all(c.idle for c in self.clients), before=until):
             raise Violation("clients are answered", "a client waits for ever")
         self._read_all()
-        if not self.scheduler.run(self._is_caught_up, before=self.scheduler.now + _PATIENCE):
-            raise Violation("lag reaches 0", "; ".join(self._differences()))
+        if not self.scheduler.run(self.is_caught_up, before=self.scheduler.now + PATIENCE):
+            raise Violation("lag reaches 0", "; ".join(self.differences()))
 
     def _read_all(self) -> None:
         """Reads every key once more, for the last word on it."""
@@ -247,7 +270,7 @@ class World:
             return [key for key in keys if await last.read(key) is None]
 
         task: asyncio.Task[list[bytes]] = process.spawn(read())
-        if not self.scheduler.run(task.done, before=self.scheduler.now + 4 * _PATIENCE):
+        if not self.scheduler.run(task.done, before=self.scheduler.now + 4 * PATIENCE):
             raise Violation("clients are answered", "the last reads are never answered")
         if task.result():
             raise Violation("clients are answered", f"{task.result()} cannot be read")
@@ -269,16 +292,16 @@ class World:
         found = {key: branch.changes[seqno].value for key, seqno in seqnos.items()}
         return {key: value for key, value in found.items() if value is not None}
 
-    def _differences(self) -> Iterator[str]:
+    def differences(self) -> Iterator[str]:
         for vbucket in range(self.plan.vbuckets):
             told, real = self.reader.documents(vbucket), self.documents(vbucket)
             if told != real:
                 yield f"vbucket {vbucket}: the reader has {told}, the bucket has {real}"
 
-    def _is_caught_up(self) -> bool:
-        return all(node.is_up for node in self.nodes) and not any(self._differences())
+    def is_caught_up(self) -> bool:
+        return all(node.is_up for node in self.nodes) and not any(self.differences())
 
-    def _check(self) -> None:
+    def check(self) -> None:
         by_key: dict[bytes, list[Operation]] = {}
         for client in self.clients:
             for op in client.operations:
@@ -301,6 +324,11 @@ class World:
         """Notes that acknowledged writes may be lost at this moment."""
         moment = self.moment()
         self.losses.append(Operation("world", b"", kind, invoked=moment, returned=self.moment()))
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """What a world needs while it runs, and no longer."""
+        yield
 
 
 # ---- faults ------------------------------------------------------------------------------
@@ -420,7 +448,7 @@ def _clock_jump(world: World, which: int, seconds: float, amount: int) -> None:
     alive[which % len(alive)].skew += (amount - 6) * 100.0
 
 
-_FAULTS: Final[dict[str, Callable[..., None]]] = {
+FAULTS: Final[dict[str, Callable[..., None]]] = {
     "kill": _kill,
     "power failure": _power_failure,
     "restart": _restart,
@@ -448,14 +476,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def run(plan: Plan) -> Outcome:
-    """Runs a world to its end; its `Violation`, if there is one, is in the outcome."""
-    world = World(plan)
-    try:
-        return world.run()
-    except Violation as violation:
-        outcome = world.outcome()
-        outcome.violation = violation
-        return outcome

@@ -1,0 +1,311 @@
+"""A world with a cluster: manager, replication, durable writes, leases and failovers are real.
+
+The manager is a process like any other: it can die, be stopped or be cut off from its nodes. It
+starts nodes that are down. What it cannot reach it cannot end, so that it must wait for leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from ...cluster import cluster_state, manager_credentials, placement
+from ...cluster.cluster_state import ClusterState, NodeEntry
+from ...cluster.manager import Manager
+from ...cluster.manager_commands import Commands
+from ...cluster.node_processes import Processes
+from ...consumer.transport.access import Access
+from ...errors import UpriverError
+from ...model import VBucketState
+from ...producer.membership import Member
+from ...producer.server_settings import ServerSettings
+from ...store import Bucket, BucketSettings
+from .history import Violation
+from .linearizability import LOSS, Operation
+from .node import Node
+from .plan import Plan, Scope
+from .scheduler import Process
+from .world import BUCKET, BUCKET_UUID, FAULTS, PATIENCE, World
+
+__all__ = ["CLUSTER", "ClusterWorld"]
+
+#: Three nodes with replicas, and a manager that fails nodes over and recovers them.
+CLUSTER: Final = Scope(
+    name="cluster",
+    nodes=3,
+    replicas=1,
+    vbuckets=(1, 2),
+    operations=30,
+    faults=6,
+    seconds=20.0,
+    drift=0.0002,
+    kinds=(
+        "kill",
+        "kill",
+        "power failure",
+        "restart",
+        "failover node",
+        "failover node",
+        "failover node",
+        "manager dies",
+        "cut",
+        "half-open",
+        "partition",
+        "partition",
+        "slow disk",
+        "full disk",
+        "reader dies",
+        "stop process",
+        "stop process",
+        "clock jump",
+    ),
+)
+_CLUSTER_ID: Final = "fedcba9876543210fedcba9876543210"
+#: Seconds for which a node answers writes without a word of its manager.
+_LEASE: Final = 3.0
+#: Seconds until a node that was failed over is recovered.
+_RECOVERED_AFTER: Final = 8.0
+
+
+@lru_cache(maxsize=1)
+def _credentials() -> tuple[tempfile.TemporaryDirectory[str], Path, Access]:
+    """The manager's credentials, made once for all worlds of this process: hashing takes long."""
+    home = tempfile.TemporaryDirectory(prefix="upriver-world-")
+    manager_credentials.make(Path(home.name), None)
+    users, access = manager_credentials.read(Path(home.name))
+    return home, users, access
+
+
+class ClusterWorld(World):
+    """A world whose nodes are a cluster."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="upriver-world-")
+        self.directory = Path(self._home.name)
+        _, self._users, self._manager_access = _credentials()
+        super().__init__(plan)
+        self.manager_process: Process | None = None
+        self.manager: Manager | None = None
+        self.commands: Commands | None = None
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with self._home:
+            yield
+
+    def new_node(self, number: int) -> Node:
+        name = f"n{number + 1}"
+        data = self.directory / "nodes" / name
+        data.mkdir(parents=True)
+        return self.node_with(
+            number,
+            BucketSettings(
+                vbuckets=self.plan.vbuckets,
+                initial_state=VBucketState.DEAD,
+                maintenance_interval=0,
+            ),
+            ServerSettings(
+                users=self._users,
+                member=Member(
+                    cluster=_CLUSTER_ID, node=name, lease=_LEASE, epoch_file=data / "epoch"
+                ),
+                takeover_time=1.0,
+            ),
+        )
+
+    # ---- the manager ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        names = [node.name for node in self.nodes]
+        state = ClusterState(
+            bucket=BUCKET,
+            host="127.0.0.1",
+            replicas=self.plan.scope.replicas,
+            nodes=tuple(NodeEntry(n.name, n.port) for n in self.nodes),
+            rows=placement.first_rows(names, self.plan.vbuckets, self.plan.scope.replicas),
+            cluster=_CLUSTER_ID,
+            bucket_uuid=BUCKET_UUID,
+            lease=_LEASE,
+        )
+        cluster_state.save(state, self.directory / "cluster.json")
+        self.start_manager()
+        self.scheduler.run(self._is_ready, before=PATIENCE)
+        self.begun_at = self.scheduler.now
+        super().begin()
+
+    def start_manager(self) -> None:
+        if self.manager_process is not None and self.manager_process.alive:
+            return
+        process = self.manager_process = self.new_process("manager")
+
+        async def manage() -> None:
+            processes = _WorldProcesses(self)
+            self.manager = Manager(self.directory, processes, self._manager_access)
+            self.commands = Commands(self.manager)
+            await self.manager.start()
+            await self.manager.fenced.wait()
+
+        self.manager = self.commands = None
+        process.spawn(manage())
+
+    def _is_ready(self) -> bool:
+        """Whether every member has its map and lease, and every vbucket an active copy."""
+        manager = self.manager
+        return (
+            manager is not None
+            and manager.told_everybody() == len(manager.state.members)
+            and all(self._active(vb) is not None for vb in range(self.plan.vbuckets))
+        )
+
+    def _active(self, vbucket: int) -> Node | None:
+        manager = self.manager
+        name = manager.state.rows[vbucket][0] if manager is not None else None
+        for node in self.nodes:
+            if node.name == name and node.bucket is not None and node.is_up:
+                return node if node.bucket.state(vbucket) is VBucketState.ACTIVE else None
+        return None
+
+    def command(self, what: Callable[[Commands], object], name: str) -> asyncio.Task[None] | None:
+        """Gives the manager a command; it may refuse it."""
+        commands, process = self.commands, self.manager_process
+        if commands is None or process is None or not process.alive:
+            return None
+
+        async def give() -> None:
+            with suppress(UpriverError):
+                await what(commands)  # type: ignore[misc]
+                self.trace("done", name)
+
+        return process.spawn(give())
+
+    def failover(self, name: str) -> None:
+        moment = self.moment()
+        # what was not durable may be lost whenever the manager gets to it
+        self.losses.append(Operation("world", b"", LOSS, invoked=moment, durable=True))
+        self.command(lambda commands: commands.failover(name, _Nobody()), f"failover {name}")
+
+    def recover(self, name: str) -> None:
+        self.command(lambda commands: commands.recover(name, _Nobody()), f"recovery {name}")
+
+    # ---- coming to rest ------------------------------------------------------------------
+
+    def mend(self) -> None:
+        self.start_manager()
+        super().mend()
+
+    def come_to_rest(self) -> None:
+        until = self.scheduler.now + 2 * PATIENCE
+        while self.scheduler.now < until:
+            self.scheduler.run(self._is_ready, before=self.scheduler.now + 30.0)
+            failed = [n.name for n in self.manager.state.nodes if n.failed] if self.manager else []
+            if self._is_ready() and not failed:
+                break
+            for name in failed:
+                self.recover(name)
+            self.scheduler.run(lambda: False, before=self.scheduler.now + 5.0)
+        else:
+            status = {} if self.manager is None else self.manager.status("")
+            raise Violation("a mended cluster comes back", str(status))
+        super().come_to_rest()
+
+    def bucket_of(self, vbucket: int) -> Bucket:
+        node = self._active(vbucket)
+        if node is None or node.bucket is None:
+            raise Violation("a mended cluster comes back", f"vbucket {vbucket} is not active")
+        return node.bucket
+
+    def is_caught_up(self) -> bool:
+        if not all(self._active(vb) for vb in range(self.plan.vbuckets)):
+            return False
+        return super().is_caught_up()
+
+    def check(self) -> None:
+        super().check()
+        for vbucket in range(self.plan.vbuckets):
+            active = [
+                node.name
+                for node in self.nodes
+                if node.bucket is not None and node.bucket.state(vbucket) is VBucketState.ACTIVE
+            ]
+            if len(active) != 1:
+                raise Violation("one active copy", f"vbucket {vbucket} is active at {active}")
+
+
+class _WorldProcesses(Processes):
+    """Starts and ends the nodes of a world, as far as the manager can reach their machines."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        super().__init__(world.directory)
+        self._world = world
+        self._starting: set[str] = set()
+
+    def _node(self, entry: NodeEntry) -> Node:
+        return next(node for node in self._world.nodes if node.name == entry.name)
+
+    def _reaches(self, entry: NodeEntry) -> bool:
+        return not self._world.network.held_until("manager", entry.name)
+
+    def ensure(self, state: ClusterState, node: NodeEntry) -> None:
+        found = self._node(node)
+        if found.is_up or node.name in self._starting or not self._reaches(node):
+            return
+        self._starting.add(node.name)
+
+        def start() -> None:
+            self._starting.discard(node.name)
+            found.start()
+
+        self._world.scheduler.after(0.3, start)
+
+    def answered(self, node: NodeEntry) -> None:
+        pass
+
+    def problem(self, node: NodeEntry) -> str:
+        return self._node(node).problem
+
+    def is_running(self, node: NodeEntry) -> bool:
+        return self._node(node).is_up or node.name in self._starting or not self._reaches(node)
+
+    def has_ended(self, node: NodeEntry) -> bool:
+        return self._reaches(node) and not self.is_running(node)
+
+    def kill(self, node: NodeEntry) -> None:
+        if self._reaches(node):
+            self._node(node).kill()
+
+    async def stop(self, node: NodeEntry) -> None:
+        self.kill(node)
+
+
+class _Nobody:
+    """Nobody waits for a command."""
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        pass
+
+    def waits(self, why: str) -> None:
+        pass
+
+
+def _failover_node(world: World, which: int, seconds: float, amount: int) -> None:
+    assert isinstance(world, ClusterWorld)
+    name = world.nodes[which % len(world.nodes)].name
+    world.failover(name)
+    world.scheduler.after(_RECOVERED_AFTER + seconds, lambda: world.recover(name))
+
+
+def _manager_dies(world: World, which: int, seconds: float, amount: int) -> None:
+    assert isinstance(world, ClusterWorld)
+    if world.manager_process is not None:
+        world.manager_process.kill()
+        world.manager = world.commands = None
+        world.scheduler.after(seconds, world.start_manager)
+
+
+FAULTS["failover node"] = _failover_node
+FAULTS["manager dies"] = _manager_dies

@@ -1,0 +1,395 @@
+"""Plants small faults in our own code and counts the worlds that it takes to find each.
+
+A simulation that cannot fail shows nothing. Each fault replaces a few characters of one module, in
+a process of its own; the files stay as they are. ``make plant`` prints the table of
+docs/explanation/guarantees.md, and fails if a fault is not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+#: Worlds that are tried for one fault.
+MOST_SEEDS = 400
+
+
+class Fault(NamedTuple):
+    """A change of one module. ``old`` occurs in it exactly once."""
+
+    what: str
+    module: str
+    old: str
+    new: str
+    scope: str = "single"
+
+
+FAULTS = (
+    Fault(
+        "a commit is not synced",
+        "upriver.store.bucket_data",
+        "self.engine.write(group.batch, sync=self._sync)",
+        "self.engine.write(group.batch, sync=False)",
+    ),
+    Fault(
+        "no new branch after a power failure without syncs",
+        "upriver.store.bucket_data",
+        "if salvage or (not clean and durability is SyncMode.RELAXED):",
+        "if salvage:",
+    ),
+    Fault(
+        "a failed group stays in memory",
+        "upriver.store.bucket_data",
+        "                known.progress = found\n        except",
+        "                pass\n        except",
+    ),
+    Fault(
+        "writes go on after a failed write",
+        "upriver.store.bucket_data",
+        "            if self._failure is not None:\n                self._recover(self._failure)\n"
+        "            with",
+        "            with",
+    ),
+    Fault(
+        "files are opened again and not read",
+        "upriver.store.bucket_data",
+        "            known.standing, known.progress = found.standing, found.progress\n",
+        "",
+    ),
+    Fault(
+        "a failed write is denied",
+        "upriver.store.bucket_data",
+        "error.is_ambiguous = True",
+        "error.is_ambiguous = False",
+    ),
+    Fault(
+        "commits are not told to streams",
+        "upriver.store.bucket_data",
+        "            self._notify({vbucket: progress.high for vbucket, progress in "
+        "group.progress.items()})",
+        "            pass",
+    ),
+    Fault(
+        "a rollback begins no branch",
+        "upriver.store.rollback",
+        "failover.branch(new_vbuuid(), seqno)",
+        "failover",
+    ),
+    Fault(
+        "a rollback forgets what it should restore",
+        "upriver.store.rollback",
+        "        group.restore(vbucket, progress, path, version)",
+        "        pass",
+    ),
+    Fault(
+        "a rollback goes one too far",
+        "upriver.store.rollback",
+        "    progress.high = seqno\n",
+        "    progress.high = seqno + 1\n",
+    ),
+    Fault(
+        "a rollback looks one version back only",
+        "upriver.store.rollback",
+        "                if frame_seqno(version) > seqno:\n                    "
+        "newer.append(version)\n                else:",
+        "                if True:",
+    ),
+    Fault(
+        "the CAS is not checked",
+        "upriver.store.operations",
+        "    check_cas(change.cas, live, key)\n    return _store",
+        "    return _store",
+    ),
+    Fault(
+        "an Add overwrites",
+        "upriver.store.operations",
+        '        raise StoreRefusal(Status.EXISTS, f"there is a document {key_name(change.key)}")\n'
+        "    return _store",
+        "        pass\n    return _store",
+    ),
+    Fault(
+        "a counter counts twice",
+        "upriver.store.operations",
+        "number = int(digits) + change.delta",
+        "number = int(digits) + 2 * change.delta",
+    ),
+    Fault(
+        "a prepend appends",
+        "upriver.store.operations",
+        "lambda body: change.value + body",
+        "lambda body: body + change.value",
+    ),
+    Fault(
+        "a deletion is told and not made",
+        "upriver.store.operations",
+        "progress, path, change.key, live, RecordKind.DELETION\n",
+        "progress, path + b'x', change.key + b'x', None, RecordKind.DELETION\n",
+    ),
+    Fault(
+        "a write is acknowledged before its commit",
+        "upriver.producer.connections.deferred_responses",
+        "            future = bucket.submit([change for change, _ in writes])",
+        "            future = bucket.submit([change for change, _ in writes])\n"
+        "            from concurrent.futures import Future as _F\n"
+        "            early = _F()\n"
+        "            early.set_result([__import__('upriver.store', fromlist=['Applied'])"
+        ".Applied(c.vbucket, 1, 1) for c, _ in writes])\n"
+        "            future = early",
+    ),
+    Fault(
+        "the end of a branch is off by one",
+        "upriver.model",
+        "    if snap_end <= upper:\n        return None\n    if start == snap_end:",
+        "    if snap_end <= upper + 1:\n        return None\n    if start == snap_end:",
+    ),
+    Fault(
+        "an unknown branch is not rolled back",
+        "upriver.model",
+        "    if upper is None:\n        return 0\n    if start == snap_start:",
+        "    if upper is None:\n        return None\n    if start == snap_start:",
+    ),
+    Fault(
+        "a rollback goes into the middle of a snapshot",
+        "upriver.model",
+        "    return min(upper, snap_start)",
+        "    return upper",
+    ),
+    Fault(
+        "purged deletions are not noticed",
+        "upriver.model",
+        "purged_past = start != 0 and start < purge_seqno",
+        "purged_past = False",
+    ),
+    Fault(
+        "a marker is too short",
+        "upriver.session.stream_output",
+        "return self._marker_head + _RANGE.pack(start, end, flags)",
+        "return self._marker_head + _RANGE.pack(start, max(start, end - 1), flags)",
+    ),
+    Fault(
+        "deletions are left out of a stream",
+        "upriver.session.stream_output",
+        "        Part.DELETIONS: True,",
+        "        Part.DELETIONS: False,",
+    ),
+    Fault(
+        "a boundary is kept in the middle of a snapshot",
+        "upriver.session.stream_position",
+        "        if seqno == self._snapshot.end:\n            self._remember(seqno)",
+        "        self._remember(seqno)",
+    ),
+    Fault(
+        "a boundary is kept too long",
+        "upriver.session.stream_position",
+        "        index = bisect_right(self.boundaries, seqno)\n"
+        "        return self.boundaries[index - 1] if index else min(self.origin, seqno)",
+        "        return self.boundaries[-1] if self.boundaries else 0",
+    ),
+    Fault(
+        "a rewound position keeps its newest branch",
+        "upriver.session.rollback_point",
+        "            point = position.boundary_at_most(shared)\n"
+        "            return _at(position, point, entry.vbuuid), RollbackReason.DIVERGED",
+        "            return _renamed(position, entry.vbuuid), None",
+    ),
+    Fault(
+        "the branch of a new stream is not followed",
+        "upriver.session.stream_position",
+        "            self.log, self.vbuuid = log, log.newest.vbuuid",
+        "            self.log = log",
+    ),
+    Fault(
+        "a rollback is not told to the application",
+        "upriver.consumer.streaming.engine",
+        "        else:\n            self._deliver(Delivery(event))\n\n    def _finished",
+        "\n    def _finished",
+    ),
+    Fault(
+        "a lost connection keeps the position from before",
+        "upriver.consumer.streaming.engine",
+        "reader.position = session.position(vbucket)\n            reader.leave(now, error)",
+        "reader.leave(now, error)",
+    ),
+    Fault(
+        "a lost connection is not opened again",
+        "upriver.consumer.streaming.engine",
+        "            reader.not_before = now + pause\n        if not self._over:",
+        "            reader.not_before = now + 1e9\n        if not self._over:",
+    ),
+    Fault(
+        "a position is ahead of what was handed out",
+        "upriver.consumer.streaming.inbox",
+        "        self.done()\n        event = delivery.event\n",
+        "        self.done()\n        event = delivery.event\n"
+        "        if isinstance(event, Rows):\n"
+        "            for step in event.steps:\n"
+        "                self._trackers[step.vbucket].seqno = step.seqno + 1\n",
+    ),
+    Fault(
+        "finished bytes are not given back",
+        "upriver.consumer.transport.async_connection",
+        "        self._window.consumed(counted)\n        self._acknowledge()",
+        "        self._acknowledge()",
+    ),
+    Fault(
+        "a silent node is never left",
+        "upriver.session.keepalive",
+        "        return now >= self._heard_at + 2 * self.interval",
+        "        return False",
+    ),
+    Fault(
+        "a checkpoint loses its snapshot",
+        "upriver.consumer.checkpoints.position_json",
+        '"snapshot": [offset.snapshot.start, offset.snapshot.end],',
+        '"snapshot": [offset.seqno, offset.seqno],',
+    ),
+    Fault(
+        "a node without a lease answers writes",
+        "upriver.producer.membership",
+        "        held = self._now() < self._until\n",
+        "        held = True\n",
+        "cluster",
+    ),
+    Fault(
+        "a failover waits for no lease",
+        "upriver.cluster.manager_commands",
+        "            if not seconds:\n                return\n",
+        "            return\n",
+        "cluster",
+    ),
+    Fault(
+        "a durable write is committed without its copies",
+        "upriver.producer.keyvalue.durability",
+        "        return count >= self.needed and (",
+        "        return True and (",
+        "cluster",
+    ),
+    Fault(
+        "a replica acknowledges what it has not",
+        "upriver.producer.dcp.replica_commands",
+        "opaque=stream.opaque, prepared_seqno=seqno)",
+        "opaque=stream.opaque, prepared_seqno=2**40)",
+        "cluster",
+    ),
+    Fault(
+        "the worse copy is made active",
+        "upriver.cluster.copy_comparison",
+        "        return CopyStanding.MORE if one.seqno > other.seqno else CopyStanding.LESS",
+        "        return CopyStanding.LESS if one.seqno > other.seqno else CopyStanding.MORE",
+        "cluster",
+    ),
+    Fault(
+        "a promoted replica begins no branch",
+        "upriver.store.bucket",
+        "                if not transfer:\n",
+        "                if False:\n",
+        "cluster",
+    ),
+    Fault(
+        "prepares are committed twice after a failover",
+        "upriver.producer.durability_monitor",
+        '        if pending.maybe_committed:\n            return float("inf")\n',
+        "        if pending.maybe_committed:\n            return 0.0\n",
+        "cluster",
+    ),
+    Fault(
+        "a copy is made active while the other nodes are silent",
+        "upriver.cluster.reconcile",
+        "    if missing and not (kept and set(missing) <= set(now.absent)):",
+        "    if False:",
+        "cluster",
+    ),
+    Fault(
+        "replicas are not kept up to date",
+        "upriver.cluster.replicator",
+        "            self._there.add(vbucket)\n        elif",
+        "            self._wanted = frozenset()\n        elif",
+        "cluster",
+    ),
+)
+
+
+class _Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module with a fault in it."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._path = SOURCE / (fault.module.replace(".", "/") + ".py")
+        text = self._path.read_text()
+        if text.count(fault.old) != 1:
+            raise SystemExit(f"{fault.what}: {text.count(fault.old)} places in {fault.module}")
+        self._text = text.replace(fault.old, fault.new)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._fault.module:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._text, str(self._path), "exec"), module.__dict__)
+
+
+def seek(number: int) -> None:
+    """Runs worlds with one fault until it is found; prints how many it took and what told of it."""
+    fault = FAULTS[number]
+    sys.meta_path.insert(0, _Planted(fault))
+    from upriver.testing.world import SCOPES, Plan, Violation, run
+
+    for seed in range(MOST_SEEDS):
+        try:
+            violation: BaseException | None = run(Plan.of(seed, SCOPES[fault.scope])).violation
+        except Exception as error:  # our own code fell over the fault
+            violation = error
+        if violation is not None:
+            rule = violation.rule if isinstance(violation, Violation) else type(violation).__name__
+            print(json.dumps([seed + 1, rule]))
+            return
+    print(json.dumps([0, ""]))
+
+
+def found(number: int) -> tuple[int, str]:
+    told = subprocess.run(
+        [sys.executable, __file__, "--one", str(number)], capture_output=True, text=True
+    )
+    if told.returncode:
+        raise SystemExit(told.stderr[-2000:])
+    seeds, rule = json.loads(told.stdout.splitlines()[-1])
+    return seeds, rule
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="planted faults")
+    parser.add_argument("--one", type=int, help="the number of a fault, in a process of its own")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    chosen = parser.parse_args()
+    if chosen.one is not None:
+        seek(chosen.one)
+        return 0
+    missed = 0
+    print("| planted fault | module | worlds | what told of it |")
+    print("|---|---|---|---|")
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for fault, (seeds, rule) in zip(FAULTS, pool.map(found, range(len(FAULTS))), strict=True):
+            module = fault.module.removeprefix("upriver.")
+            print(f"| {fault.what} | `{module}` | {seeds or 'not found'} | {rule} |", flush=True)
+            missed += not seeds
+    print(f"\n{len(FAULTS) - missed} of {len(FAULTS)} found", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
