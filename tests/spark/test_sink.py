@@ -27,6 +27,7 @@ from upriver.spark.sink_rows import FENCE_PREFIX, roles_of
 from upriver.spark.source_options import WriteOptions
 from upriver.store import document_key
 from upriver.testing import TemporaryProducer
+from upriver.wire.values import deflate
 
 VBUCKETS = 8
 
@@ -203,6 +204,27 @@ def test_a_bucket_is_copied_with_its_versions(
     assert "another document with the same CAS and revision" in complaint(changed, producer)
     write(changed.drop("cas", "rev"), producer)
     assert stored(producer, "k7").value == b"x"
+
+
+def test_structs_and_datatypes(spark: SparkSession, producer: TemporaryProducer) -> None:
+    frame = spark.sql(
+        "SELECT 'k' key, named_struct('n', 1, 'gone', cast(NULL AS int), 'price', 1.50, "
+        "'at', timestamp_micros(1500000), 'on', DATE '2024-02-29', 'raw', X'ff', "
+        "'tags', array('a', NULL), 'by', map('x', 2.5D), 'name', '\u00e9\"') value"
+    )
+    write(frame, producer)
+    found = stored(producer, "k")
+    text = '{"n":1,"price":1.50,"at":"1970-01-01T00:00:01.500000Z","on":"2024-02-29",'
+    text += '"raw":"/w==","tags":["a",null],"by":{"x":2.5},"name":"\u00e9\\""}'
+    assert (found.value.decode(), found.datatype) == (text, 1)
+    compressed = deflate(b'{"a":1}')
+    rows = [("c", compressed, 3), ("p", b"plain", 0), ("n", b'{"n":1}', None)]
+    write(spark.createDataFrame(rows, "key string, value binary, datatype int"), producer)
+    assert [stored(producer, key).value for key in "cpn"] == [b'{"a":1}', b"plain", b'{"n":1}']
+    nan = spark.sql("SELECT 'k' key, named_struct('n', double('NaN')) value")
+    assert "DCP-BAD-ROW key='k': the number nan is not JSON" in complaint(nan, producer)
+    attributes = spark.sql("SELECT 'k' key, 'v' value, 5 datatype")
+    assert "the datatype 5 cannot be written; it must be 0 to 3" in complaint(attributes, producer)
 
 
 def test_another_client_reads_what_was_written(
@@ -449,7 +471,7 @@ def test_a_user_who_may_not(spark: SparkSession, tmp_path: Path) -> None:
         ("key string", {}, "valueColumn: there is no column 'value', only key"),
         ("value string", {}, "keyColumn: there is no column 'key', only value"),
         ("key int, value string", {}, "'key' is int; it must be binary or string"),
-        ("key string, value map<string,int>", {}, "'value' is map"),
+        ("key string, value double", {}, "'value' is double; it must be array or binary or map"),
         ("key string, value string, cas decimal(20,0)", {}, "'cas' is decimal; it must be bigint"),
         ("key string, value string", {"checkCas": "true"}, "there is no column 'cas'"),
     ],

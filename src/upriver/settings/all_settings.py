@@ -122,10 +122,11 @@ READ: Final = (
 #: The columns of a DataFrame that is written, by their role.
 COLUMN_ROLES: Final = {
     "key": "the document's key, binary or string",
-    "value": "its value, binary or string",
+    "value": "its value: binary, string, or a struct, map or array, which is written as JSON",
     "op": "the operation: mutation, deletion or expiration; without it all rows are mutations",
     "expiry": "when it expires: a timestamp, or seconds since 1970",
     "flags": "its flags",
+    "datatype": "its datatype: 1 for JSON, 0 for other bytes, plus 2 if it is Snappy-compressed",
     "cas": "its CAS (see checkCas)",
     "rev": "its revision",
     "scope": "its scope",

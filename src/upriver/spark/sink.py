@@ -9,6 +9,10 @@ the sink's commit and its own. The tasks of such a batch see the fence and write
 other clients have changed the documents since. After rewinding a checkpoint by hand, delete the
 fence.
 
+The save mode ``append`` upserts: a row is written over the document with its key, and documents
+without a row stay. So do the output modes append, update and complete of a stream. The save mode
+``overwrite`` is refused. Spark itself refuses a batch without ``mode("append")``.
+
 Rows of one document should be in one partition. Within a task the last of them is written; the
 order of two tasks is undefined (``repartition`` by the key if there can be several).
 
@@ -58,7 +62,10 @@ _MAX_FENCE: Final = 100
 def writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpWriter:
     """The writer of a batch. It connects once, so that a refusal fails before the tasks start."""
     if overwrite:
-        raise ConfigError("mode('overwrite') is not supported; use mode('append') to upsert")
+        raise ConfigError(
+            "mode('overwrite') is not supported, because it would empty the bucket; "
+            "mode('append') writes each row over the document with its key, and keeps the others"
+        )
     roles = roles_of(options, schema)
     with _open(options, wait_at_start=0.0) as opened:
         opened.collections.id_of(options.collection)

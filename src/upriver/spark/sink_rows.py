@@ -9,12 +9,14 @@
     op deletion or expiration      the same rules, for removing the document
     an expiry in the past          removes the document
 
-Unsigned numbers keep their bits as Spark's bigint, as in the rows of the source.
+A struct, a map or an array as value is written as JSON (`json_values`). Unsigned numbers keep their
+bits as Spark's bigint, as in the rows of the source.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -33,9 +35,11 @@ from ..consumer.writing.document_edits import (
     upsert,
 )
 from ..errors import ConfigError, UpriverError
-from ..model import Op
+from ..model import Datatype, Op
 from ..settings.all_settings import COLUMN_ROLES
+from ..wire.values import inflate
 from .fold import RESTATE, RESTATED, ROLLBACK
+from .json_values import json_texts
 from .restate import Restated
 from .source_options import WriteOptions
 
@@ -62,13 +66,15 @@ FindCollection: TypeAlias = Callable[[str, str], int]
 
 _TEXT: Final = frozenset({"string"})
 _BYTES: Final = frozenset({"string", "binary"})
+_NESTED: Final = frozenset({"struct", "map", "array"})
 _WHOLE: Final = frozenset({"tinyint", "smallint", "int", "bigint"})
 _TYPES: Final = {
     "key": _BYTES,
-    "value": _BYTES,
+    "value": _BYTES | _NESTED,
     "op": _TEXT,
     "expiry": _WHOLE | {"timestamp"},
     "flags": _WHOLE,
+    "datatype": _WHOLE,
     "cas": _WHOLE,
     "rev": _WHOLE,
     "scope": _TEXT,
@@ -80,7 +86,7 @@ def roles_of(options: WriteOptions, schema: StructType) -> dict[str, str]:
     """The columns of a DataFrame by role; `ConfigError` for types that cannot be written."""
     roles = options.columns_in(schema.fieldNames())
     for role, column in roles.items():
-        kind = schema[column].dataType.simpleString().partition("(")[0]
+        kind = re.split(r"[(<]", schema[column].dataType.simpleString())[0]
         if kind not in _TYPES[role]:
             wanted = " or ".join(sorted(_TYPES[role]))
             raise ConfigError(f"{role}Column: the column {column!r} is {kind}; it must be {wanted}")
@@ -120,7 +126,7 @@ class Edits:
         ]
 
     def _edit(self, row: _Row) -> Edit | None:
-        key, value, op, expiry, flags, cas, rev, scope, collection = row
+        key, value, op, expiry, flags, datatype, cas, rev, scope, collection = row
         if op == ROLLBACK:
             raise UpriverError(
                 "DCP-BAD-ROW: a rollback row cannot be written, because it does not say what the "
@@ -143,13 +149,14 @@ class Edits:
             raise _bad(key, "checkCas contradicts onRollback=restate: a lost version has no CAS")
         if op in (None, Op.MUTATION.value, RESTATE):
             expiry = _expiry(key, expiry)
-            details = {
+            details: dict[str, Any] = {
                 "collection": place,
                 "flags": _within(key, "flags", flags),
                 "expiry": expiry,
             }
+            value, details["json"] = _body(key, value, datatype)
             if op == RESTATE and cas and rev:
-                return self._restoring(key, value, cas, _unsigned(rev), details)
+                return restored(key, value, cas=cas, rev=_unsigned(rev), **details)
             return self._writing(key, value, cas, _unsigned(rev), details)
         if op not in (Op.DELETION.value, Op.EXPIRATION.value):
             known = ", ".join(each.value for each in Op)
@@ -161,19 +168,7 @@ class Edits:
             )
         return self._removing(key, cas, place)
 
-    def _restoring(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
-        value = self._body(key, value, details)
-        return restored(key, value, cas=cas, rev=rev, **details)
-
-    def _body(self, key: bytes, value: Any, details: Any) -> bytes:
-        if value is None:
-            raise _bad(key, "a mutation needs a value; set op to deletion to remove a document")
-        body: bytes = value.encode() if isinstance(value, str) else value
-        details["json"] = len(body) > _LOOKED_AT and _is_json(body)
-        return body
-
-    def _writing(self, key: bytes, value: Any, cas: int, rev: int, details: Any) -> Edit:
-        value = self._body(key, value, details)
+    def _writing(self, key: bytes, value: bytes, cas: int, rev: int, details: Any) -> Edit:
         if not self._check_cas and cas and rev:
             return copied(key, value, cas=cas, rev=rev, **details)
         if 0 < details["expiry"] <= self._now:
@@ -200,7 +195,28 @@ class Edits:
         return found
 
 
+def _body(key: bytes, value: Any, datatype: int | None) -> tuple[bytes, bool]:
+    """The bytes of a value, and whether the request must say that they are JSON."""
+    if value is None:
+        raise _bad(key, "a mutation needs a value; set op to deletion to remove a document")
+    if isinstance(value, ValueError):
+        raise _bad(key, str(value))
+    body: bytes = value.encode() if isinstance(value, str) else value
+    if datatype is None:
+        return body, len(body) > _LOOKED_AT and _is_json(body)
+    if datatype & ~int(Datatype.JSON | Datatype.SNAPPY):
+        raise _bad(key, f"the datatype {datatype} cannot be written; it must be 0 to 3")
+    if datatype & Datatype.SNAPPY:
+        try:
+            body = inflate(body)
+        except ValueError as problem:
+            raise _bad(key, str(problem)) from None
+    return body, len(body) > _LOOKED_AT and bool(datatype & Datatype.JSON)
+
+
 def _listed(role: str, column: pa.Array[Any]) -> list[Any]:
+    if role == "value" and pa.types.is_nested(column.type):
+        return json_texts(column)
     if role == "expiry" and pa.types.is_timestamp(column.type):
         moments = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
         # never 0, which means no expiry; any time in the past has the same effect

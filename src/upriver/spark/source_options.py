@@ -141,7 +141,7 @@ class WriteOptions:
     access: Access
     #: The collection for rows that name none, as ``scope.collection``.
     collection: str
-    #: Names of columns by role: key, value, op, expiry, flags, cas, rev, scope, collection.
+    #: Names of columns by role: key, value, op, expiry, flags, datatype, and so on.
     columns: Mapping[str, str]
     check_cas: bool
     #: Connections per task and node.
