@@ -23,7 +23,7 @@ from .setting_options import (
 if TYPE_CHECKING:
     from ..spark.tables.verify import Comparison, Verdict
 
-__all__ = ["verify"]
+__all__ = ["difference_lines", "verify"]
 
 _STATUS: Final[dict[Verdict, int]] = {
     "equal": 0,
@@ -82,13 +82,18 @@ def verify(
     context.exit(_STATUS[found.verdict])
 
 
-def _lines(found: Comparison) -> Iterator[str]:
+def difference_lines(found: Comparison) -> Iterator[str]:
+    """A line for each difference that is to be shown."""
     for one in found.differences:
         where = f"{one.scope}.{one.collection}"
         yield (
             f"{one.kind}: {_key(one.key)} in {where}, vbucket {one.vbucket}, seqno in the bucket "
             f"{_seqno(one.bucket_seqno)}, in the mirror {_seqno(one.mirror_seqno)}"
         )
+
+
+def _lines(found: Comparison) -> Iterator[str]:
+    yield from difference_lines(found)
     if found.incomparable:
         yield (
             f"{len(found.incomparable)} vbuckets have had a failover since, the first is "
@@ -97,7 +102,7 @@ def _lines(found: Comparison) -> Iterator[str]:
     if found.doubled:
         yield (
             f"{found.doubled} documents have several rows in the table: something beside the "
-            "pipeline wrote to it; remove these rows or make the table anew"
+            "pipeline wrote to it; run upriver repair, or make the table anew"
         )
     if found.verdict == "nothing compared":
         yield (

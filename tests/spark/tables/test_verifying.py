@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
-from tablekit import ModelledBucket, caught_up
+from tablekit import ModelledBucket, caught_up, documents_of
 
 from upriver.errors import ConfigError
 from upriver.model import VBucketState
+from upriver.spark.tables.repair import repair
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
@@ -67,8 +68,9 @@ def test_differences_are_found_and_later_changes_are_not_judged(
         assert found.equal == 19 - 5 - 2 - 2 - 1
 
 
-def _doubled(table: DeltaTable) -> None:
-    found = QueryBuilder().register("held", table).execute(f"SELECT * FROM held WHERE {_K4}")
+def _doubled(table: DeltaTable, key: bytes = b"k4") -> None:
+    query = f"SELECT * FROM held WHERE key = decode('{key.hex()}', 'hex')"
+    found = QueryBuilder().register("held", table).execute(query)
     row = pa.table(found)
     assert row.num_rows == 1
     write_deltalake(table, row, mode="append")
@@ -152,3 +154,48 @@ def test_what_is_no_mirror_is_refused(spark: SparkSession, tmp_path: Path) -> No
         pytest.raises(ConfigError, match="is no mirror"),
     ):
         verify(spark, source=producer.source, table=str(tmp_path / "nothing"))
+
+
+# ---- repairing ---------------------------------------------------------------------------
+
+
+def test_only_what_differs_is_repaired_and_the_pipeline_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "documents")
+    with filled_bucket() as (producer, bucket):
+        bucket.delete(0, b"k16")
+        caught_up(spark, producer, table)
+        held = DeltaTable(table)
+        files = set(held.file_uris())
+        for kind in ("missing", "extra"):
+            PLANTED[kind](held)
+        held.update(
+            updates={"value": "decode('ff', 'hex')"}, predicate="key = decode('6b35', 'hex')"
+        )
+        _doubled(DeltaTable(table), b"k1")
+        assert set(DeltaTable(table).file_uris()) != files
+        bucket.write(2, b"k2", b"later")  # the bucket is written to meanwhile
+        bucket.write(2, b"new", b"later")
+        with pytest.raises(
+            ConfigError, match=r"5 documents of .* differ, more than 4; nothing was"
+        ):
+            repair(spark, source=producer.source, table=table, most=4)
+        with pytest.raises(ConfigError, match="Run upriver repair"):
+            caught_up(spark, producer, table)
+        done = repair(spark, source=producer.source, table=table)
+        assert (done.written, done.removed, done.left) == (4, 1, 0)
+        found = done.found
+        assert (found.missing, found.extra, found.different, found.doubled) == (2, 1, 1, 1)
+        found = verify(spark, source=producer.source, table=table)
+        assert (found.verdict, found.equal, found.changed_later) == ("equal", 18, 2)
+        bucket.write(1, b"k1", b"newest")
+        caught_up(spark, producer, table)
+        assert documents_of(table) == bucket.documents()
+        bucket.fail_over(1, bucket.high(1) - 1)
+        with pytest.raises(
+            ConfigError, match=r"1 vbuckets have had a failover .* nothing was chan"
+        ):
+            repair(spark, source=producer.source, table=table)
+        caught_up(spark, producer, table)
+        assert documents_of(table) == bucket.documents()

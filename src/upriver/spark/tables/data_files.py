@@ -298,10 +298,19 @@ def read_rows(
             if high > low:
                 mask = np.ones(batch.num_rows, bool)
                 mask[gone[low:high] - first] = False
-                kept = batch.filter(pa.array(mask))
+                kept = _without_views(batch).filter(pa.array(mask))
             first += batch.num_rows
             if kept.num_rows:
                 yield kept
+
+
+def _without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Views as plain columns: other writers have them, and Arrow cannot filter them."""
+    plain: dict[Any, Any] = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
+    if not any(kind in plain for kind in rows.schema.types):
+        return rows
+    schema = pa.schema([cell.with_type(plain.get(cell.type, cell.type)) for cell in rows.schema])
+    return cast_rows(rows, schema)
 
 
 def cast_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -26,13 +26,24 @@ from .storage import Storage
 with extra("spark"):
     from deltalake import Schema
 
-__all__ = ["LOG", "STATE", "DataFile", "Snapshot", "commit", "create_actions", "read_snapshot"]
+__all__ = [
+    "LOG",
+    "REPAIR",
+    "STATE",
+    "DataFile",
+    "Snapshot",
+    "commit",
+    "create_actions",
+    "read_snapshot",
+]
 
 LOG: Final = "_delta_log"
 #: The member of a commit's ``commitInfo`` that holds the pipeline's state.
 STATE: Final = "upriver"
 #: What commits of ours have as ``engineInfo``.
 ENGINE: Final = "upriver"
+#: The operation of a commit after which the rows are a pipeline's again, whoever changed them.
+REPAIR: Final = "UPRIVER REPAIR"
 #: What this writer understands of Delta's table features.
 _KNOWN_FEATURES: Final = frozenset(
     {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "vacuumProtocolCheck"}
@@ -171,6 +182,8 @@ class Snapshot:
         self.commits_since_checkpoint += 1
         if STATE in info:
             self.state = info[STATE]
+        if ours and info.get("operation") == REPAIR:
+            self.strangers.clear()
         if not ours and changes:
             name = f"{info.get('operation', '?')} by {info.get('engineInfo', 'another program')}"
             self.strangers.append((version, name))

@@ -161,10 +161,10 @@ class Merge:
                 rows, is_row, misfits = self.shape.rows(told)
                 if misfits is not None:
                     letters.add(misfits)
-                for table, part, chosen in self._by_table(rows, is_row):
+                for table, part, chosen in self.by_table(rows, is_row):
                     files_of(table).add(part, chosen)
             for table, files in tables.items():
-                done.gone[table] = self._replaced(table, files)
+                done.gone[table] = self.replaced(table, files)
                 if written := files.finish():
                     done.files[table] = written
             done.letters = letters.finish()
@@ -173,9 +173,10 @@ class Merge:
         done.collections = log.met
         return done
 
-    def _by_table(
+    def by_table(
         self, rows: pa.RecordBatch, is_row: npt.NDArray[np.bool_]
     ) -> Iterator[tuple[str, pa.RecordBatch, npt.NDArray[np.bool_]]]:
+        """Rows and whether they are any, for each table that they belong to."""
         if not self.per_collection:
             yield "", rows, is_row
             return
@@ -193,7 +194,7 @@ class Merge:
             chosen = names == table
             yield table, rows.filter(pa.array(chosen)), is_row[chosen]
 
-    def _replaced(self, table: str, files: RowFiles) -> dict[str, npt.NDArray[np.uint32]]:
+    def replaced(self, table: str, files: RowFiles) -> dict[str, npt.NDArray[np.uint32]]:
         """The rows of the table that are of documents of this batch."""
         wanted, groups = files.wanted
         found: dict[str, npt.NDArray[np.uint32]] = {}

@@ -76,7 +76,7 @@ class OpenTable:
             raise ConfigError(
                 f"version {version} of {self.storage.url} was written by another program "
                 f"({operation}), so its rows are not the pipeline's any more; nothing was changed. "
-                f"Restore version {version - 1}, or let the pipeline make a new table"
+                f"Run upriver repair, restore version {version - 1}, or give a new table"
             )
 
     def commit(

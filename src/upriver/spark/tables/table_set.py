@@ -228,6 +228,7 @@ class TableSet:
         *,
         covered: Mapping[int, Name] | None = None,
         properties: Mapping[str, str] | None = None,
+        operation: str = "UPRIVER BATCH",
     ) -> None:
         """Makes a batch part of the tables, in one step; Conflict if somebody was faster.
 
@@ -253,7 +254,7 @@ class TableSet:
         lease.check()
         done = self.ledger.commit(
             actions,
-            operation="UPRIVER BATCH",
+            operation=operation,
             state=state.to_text(),
             app=(self.app, state.batch),
         )
@@ -261,7 +262,7 @@ class TableSet:
         self._forget_versions()
         self._retention("").note(self.ledger.snapshot.version, done)
         self.on_step("commit")
-        self.apply_pending()
+        self.apply_pending(operation)
 
     def _actions(self, name: str, outcomes: Sequence[Outcome], executors: Executors) -> list[Any]:
         """What a batch does to one table."""
@@ -335,7 +336,7 @@ class TableSet:
             },
         )
 
-    def apply_pending(self) -> None:
+    def apply_pending(self, operation: str = "UPRIVER BATCH") -> None:
         """Does what the newest commit says of other tables, as far as it is not done."""
         for name, actions in sorted(self.state.pending.items()):
             table = self._collection(name)
@@ -344,7 +345,7 @@ class TableSet:
             for _ in range(_ATTEMPTS):
                 try:
                     done = table.commit(
-                        actions, operation="UPRIVER BATCH", app=(self.app, self.state.batch)
+                        actions, operation=operation, app=(self.app, self.state.batch)
                     )
                 except Conflict:
                     delta_log.catch_up(table.storage, table.snapshot)

@@ -12,7 +12,7 @@ over to another branch since cannot be compared at all, until the pipeline has f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ...errors import ConfigError
@@ -42,7 +42,19 @@ from .table_state import positions_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Comparison", "Difference", "Verdict", "verify"]
+__all__ = [
+    "WRONG",
+    "Comparison",
+    "Difference",
+    "HeldMirror",
+    "Verdict",
+    "compared",
+    "held_mirror",
+    "judgements",
+    "newest_rows",
+    "on_other_branches",
+    "verify",
+]
 
 #: Compared by themselves or of no meaning to a comparison: a branch number counts our rollbacks.
 _NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch"})
@@ -52,7 +64,7 @@ _NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch"})
 #: where no document could be compared, nothing is known to be equal.
 Verdict = Literal["equal", "different", "doubled", "unknown", "nothing compared"]
 #: How a document is judged, as far as it is wrong.
-_WRONG: Final = ("missing", "extra", "different", "doubled")
+WRONG: Final = ("missing", "extra", "different", "doubled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +118,17 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mirror:
-    """A mirror as it is at one moment."""
+class HeldMirror:
+    """A mirror as it is at one moment, and what its bucket has now."""
 
     rows: DataFrame
+    #: Every change of the bucket as a row of the mirror.
+    changes: DataFrame
     shape: MirrorShape
     #: By vbucket the seqno and the vbuuid.
     positions: Mapping[int, tuple[int, int]]
+    #: Vbuckets that have gone over to another branch since.
+    others: tuple[int, ...] = ()
 
 
 def verify(
@@ -124,9 +140,18 @@ def verify(
     **options: Unpack[MirrorOptions],
 ) -> Comparison:
     """Compares; ``options`` are those of the source, and select what the mirror selects."""
-    register(spark)
     settings = PipelineSettings.parse("mirror", source, options)
-    place = place_of(table, settings)
+    mirror = held_mirror(spark, settings, place_of(table, settings))
+    judged = judgements(mirror).persist()
+    try:
+        return compared(judged, mirror.others, show)
+    finally:
+        judged.unpersist()
+
+
+def held_mirror(spark: SparkSession, settings: PipelineSettings, place: TablePlace) -> HeldMirror:
+    """A mirror beside its bucket; ConfigError if it is none, or of something else."""
+    register(spark)
     try:
         held = held_properties(place)
     except ForeignTable:
@@ -134,23 +159,31 @@ def verify(
     if held is None or SHAPE not in held:
         what = "a change log; fold it and compare that" if held is not None else "no mirror"
         raise ConfigError(f"{place} is {what}")
-    mirror = _mirror(spark, place, settings, held)
     driver = Driver(settings.read)
     try:
         identity = identity_properties(settings, driver.identity())
         require_same(place.storage.url, held, identity)
-        sights = driver.look()
         live = {f"{scope}.{name}" for scope, name in driver.collections().live_names().values()}
     finally:
         driver.close()
-    others = tuple(
+    mirror = _mirror(spark, place, settings, held, live)
+    return replace(mirror, others=on_other_branches(settings, mirror.positions))
+
+
+def on_other_branches(
+    settings: PipelineSettings, positions: Mapping[int, tuple[int, int]]
+) -> tuple[int, ...]:
+    """The vbuckets that are on another branch now than at some positions."""
+    driver = Driver(settings.read)
+    try:
+        sights = driver.look()
+    finally:
+        driver.close()
+    return tuple(
         vbucket
-        for vbucket, (_, vbuuid) in mirror.positions.items()
+        for vbucket, (_, vbuuid) in positions.items()
         if vbucket in sights and sights[vbucket].vbuuid != vbuuid
     )
-    batch = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-    changes = documents_as_rows(spark, *_there(batch, settings.read, live), mirror.shape)
-    return _compared(mirror, changes, others, show)
 
 
 def _there(
@@ -171,8 +204,12 @@ def _there(
 
 
 def _mirror(
-    spark: SparkSession, place: TablePlace, settings: PipelineSettings, held: Mapping[str, str]
-) -> _Mirror:
+    spark: SparkSession,
+    place: TablePlace,
+    settings: PipelineSettings,
+    held: Mapping[str, str],
+    live: set[str],
+) -> HeldMirror:
     shape = MirrorShape.of_json(held[SHAPE])
     # as it is, whoever has written to it: that is what is to be found out
     tables = TableSet.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
@@ -200,17 +237,20 @@ def _mirror(
         rows = part if rows is None else rows.unionByName(part)
     if rows is None:
         raise ConfigError(f"{place} has no table of a collection yet")
-    return _Mirror(rows, shape, positions_of(tables.state.offset))
+    reading = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
+    changes = documents_as_rows(spark, *_there(reading, settings.read, live), shape)
+    # a server may still send documents of dropped collections, which have no name any more
+    changes = changes.where("scope IS NOT NULL")
+    return HeldMirror(rows, changes, shape, positions_of(tables.state.offset))
 
 
-def _compared(
-    mirror: _Mirror, changes: DataFrame, others: tuple[int, ...], show: int
-) -> Comparison:
+def judgements(mirror: HeldMirror) -> DataFrame:
+    """Of each document on either side its kind, and the seqnos that both have."""
     from pyspark.sql import functions as f
 
+    others = mirror.others
     comparable = ~f.col("vbucket").isin(list(others)) if others else f.lit(True)
-    # a server may still send documents of dropped collections, which have no name any more
-    states = _newest(changes.where(f.col("scope").isNotNull()))
+    states = newest_rows(mirror.changes)
     bucket = _hashed(states.where(comparable)).withColumn("mirrored", f.lit(False))
     table = _hashed(mirror.rows.where(comparable).withColumn(GONE, f.lit(False))).withColumn(
         "mirrored", f.lit(True)
@@ -236,16 +276,19 @@ def _compared(
         .when(f.col("bucket_hash") != f.col("mirror_hash"), "different")
         .otherwise("equal")
     )
-    judged = met.select(verdict.alias("kind"), *DOCUMENT, "bucket_seqno", "mirror_seqno").persist()
-    try:
-        counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
-        wrong = judged.where(f.col("kind").isin(*_WRONG))
-        shown = wrong.orderBy("vbucket", "scope", "collection", "key").limit(show).collect()
-    finally:
-        judged.unpersist()
+    return met.select(verdict.alias("kind"), *DOCUMENT, "bucket_seqno", "mirror_seqno")
+
+
+def compared(judged: DataFrame, others: tuple[int, ...], show: int) -> Comparison:
+    """What judgements come to."""
+    from pyspark.sql import functions as f
+
+    counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
+    wrong = judged.where(f.col("kind").isin(*WRONG))
+    shown = wrong.orderBy("vbucket", "scope", "collection", "key").limit(show).collect()
     return Comparison(
         equal=counts.get("equal", 0),
-        **{kind: counts.get(kind, 0) for kind in _WRONG},
+        **{kind: counts.get(kind, 0) for kind in WRONG},
         changed_later=counts.get("changed later", 0),
         incomparable=others,
         differences=tuple(
@@ -254,7 +297,7 @@ def _compared(
     )
 
 
-def _newest(rows: DataFrame) -> DataFrame:
+def newest_rows(rows: DataFrame) -> DataFrame:
     """Of each document its newest row; the documents that are gone too."""
     from pyspark.sql import functions as f
 

@@ -1,0 +1,175 @@
+"""Repairs a mirror: brings the documents that differ from its bucket, and no others.
+
+The mirror stays at its positions. What `verify` judges to be wrong gets the row that the bucket has
+at or below them, or loses its rows, in one commit. Documents that have changed since are left to
+the pipeline, which has not read these changes yet. The bucket may be written to meanwhile; the
+pipeline must not run, which its lease ensures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import ConfigError
+from ...settings.pipeline_options import MirrorOptions
+from .data_files import RowFiles, cast_rows
+from .delta_log import REPAIR
+from .documents_source import GONE
+from .executors import ThisProcess
+from .key_index import NAME_COLUMNS as DOCUMENT
+from .lease import held_lease
+from .merge import Merge, Outcome
+from .settings import PipelineSettings
+from .start import place_of
+from .table_set import TableSet
+from .verify import (
+    WRONG,
+    Comparison,
+    HeldMirror,
+    compared,
+    held_mirror,
+    judgements,
+    newest_rows,
+    on_other_branches,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["MOST", "Repaired", "repair"]
+
+#: Documents that are repaired at most: their rows are gathered in Spark's driver.
+MOST: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was found and done."""
+
+    #: How the mirror was before.
+    found: Comparison
+    #: Documents of which the bucket's row was written.
+    written: int = 0
+    #: Documents whose rows were removed.
+    removed: int = 0
+    #: Documents that have changed in the bucket while it was compared: the pipeline brings them.
+    left: int = 0
+
+
+def repair(
+    spark: SparkSession,
+    *,
+    source: str,
+    table: str,
+    most: int = MOST,
+    show: int = 10,
+    **options: Unpack[MirrorOptions],
+) -> Repaired:
+    """Makes a mirror equal to its bucket at its positions; its pipeline must not run.
+
+    ConfigError, and nothing is changed, if more than ``most`` documents differ or a vbucket has
+    gone over to another branch.
+    """
+    settings = PipelineSettings.parse("mirror", source, options)
+    place = place_of(table, settings)
+    with held_lease(place.storage) as lease:
+        mirror = held_mirror(spark, settings, place)
+        _require_same_branches(mirror.others)
+        judged = judgements(mirror).persist()
+        try:
+            found = compared(judged, (), show)
+            if found.differing > most:
+                raise ConfigError(
+                    f"{found.differing} documents of {place} differ, more than {most}; nothing was "
+                    "changed. Let a pipeline make a new table, or allow more"
+                )
+            rows = _rows_for(mirror, judged) if found.differing else None
+        finally:
+            judged.unpersist()
+        tables = TableSet.open(
+            place.storage, mirror.shape.arrow_schema, settings.window, trusting=True
+        )
+        assert tables is not None
+        assert tables.state.offset is not None
+        if rows is None and not _has_strangers(tables):
+            return Repaired(found)
+        # what was read is of the positions only if no vbucket went over in the meantime
+        _require_same_branches(on_other_branches(settings, mirror.positions))
+        outcome, told = _outcome(tables, settings, mirror, rows)
+        tables.commit_batch([outcome], tables.state.offset, lease, ThisProcess(), operation=REPAIR)
+    written = int(told.sum())
+    removed = len(told) - written
+    return Repaired(found, written, removed, found.differing - len(told))
+
+
+def _require_same_branches(others: tuple[int, ...]) -> None:
+    if others:
+        raise ConfigError(
+            f"{len(others)} vbuckets have had a failover since the mirror's last batch, the first "
+            f"is {others[0]}; nothing was changed. Let the pipeline catch up, and repair then"
+        )
+
+
+def _has_strangers(tables: TableSet) -> bool:
+    return any(table.snapshot.strangers for table in tables.all_tables().values())
+
+
+def _rows_for(mirror: HeldMirror, judged: DataFrame) -> pa.Table:
+    """What the bucket has of the documents that are wrong; rows that are gone for the others."""
+    from pyspark.sql import functions as f
+
+    wrong = judged.where(f.col("kind").isin(*WRONG)).select(
+        *(f.col(name).alias(f"_{name}") for name in DOCUMENT)
+    )
+    rows = newest_rows(mirror.changes)
+    same = [rows[name].eqNullSafe(wrong[f"_{name}"]) for name in DOCUMENT]
+    together = wrong.join(rows, same, "left")
+    columns = [
+        f.col(f"_{name}").alias(name) if name in DOCUMENT else f.col(name)
+        for name in mirror.shape.arrow_schema.names
+    ]
+    gone = f.coalesce(f.col(GONE), f.lit(True)).alias(GONE)
+    return together.select(*columns, gone).toArrow()
+
+
+def _outcome(
+    tables: TableSet, settings: PipelineSettings, mirror: HeldMirror, rows: pa.Table | None
+) -> tuple[Outcome, Any]:
+    """Files with the rows, and the rows that they replace; which documents are written."""
+    done, shape, offset, key = Outcome(), mirror.shape, tables.state.offset, tables.key
+    assert offset is not None
+    assert key is not None
+    if rows is None:
+        return done, np.empty(0, bool)
+    rows = rows.combine_chunks()
+    vbuckets = np.asarray(rows.column("vbucket"))
+    is_row = ~np.asarray(rows.column(GONE)).astype(bool)
+    seqno: Any = rows.column("seqno")
+    seqnos = np.asarray(pc.fill_null(seqno, 0))
+    known = np.array([offset.at(int(vb)).seqno for vb in vbuckets], np.int64)
+    branches = np.array([offset.at(int(vb)).branch for vb in vbuckets], np.int32)
+    mine = seqnos <= known
+    columns = {
+        **{name: rows.column(name) for name in rows.column_names if name != GONE},
+        "branch": pa.array(branches),
+        "vbucket_group": pa.array((vbuckets % shape.groups).astype(np.int32)),
+    }
+    batches = pa.table(columns).filter(pa.array(mine)).combine_chunks().to_batches()
+    merge = Merge(
+        tables.root, settings.read, shape, key, (), tables.held(), (), tables.per_collection
+    )
+    for batch in batches:
+        shaped = cast_rows(batch, shape.arrow_schema)
+        for name, part, chosen in merge.by_table(shaped, is_row[mine]):
+            storage = tables.root.under(name) if name else tables.root
+            with RowFiles(storage, shape.arrow_schema, key=key) as files:
+                files.add(part, chosen)
+                done.gone[name] = merge.replaced(name, files)
+                if written := files.finish():
+                    done.files[name] = written
+    return done, is_row[mine]
