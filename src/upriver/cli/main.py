@@ -37,6 +37,7 @@ _SECTIONS: Final = {
         "changelog": "Append every change of a bucket to a table, each exactly once.",
         "copy": "Copy a bucket into another one, and go on with its changes.",
         "verify": "Compare a mirror with its bucket, document by document.",
+        "repair": "Bring the documents of a mirror that differ from its bucket.",
         "compact": "Compact the Delta tables of a change log or mirror.",
         "report": "Write a page with throughput, lag and batch times.",
     },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import extra
 from .._lazy import lazily
+from .changes_for import changes_for
 from .fold import fold
 from .parse import parse
 from .session import register, session
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .query_metrics import SourceListener
+    from .retraction import retract
     from .tables.api import changelog, mirror
+    from .tables.repair import repair
     from .tables.table_source import read_table
     from .tables.verify import verify
 
@@ -28,11 +31,14 @@ __all__ = [
     "SCHEMA",
     "SourceListener",
     "changelog",
+    "changes_for",
     "fold",
     "mirror",
     "parse",
     "read_table",
     "register",
+    "repair",
+    "retract",
     "session",
     "verify",
 ]
@@ -45,6 +51,8 @@ _late = lazily(
         "changelog": ".tables.api",
         "mirror": ".tables.api",
         "read_table": ".tables.table_source",
+        "repair": ".tables.repair",
+        "retract": ".retraction",
         "verify": ".tables.verify",
     },
 )

@@ -4,6 +4,8 @@
     the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
     the name of a logger       `quietly_replacing`: the log of what replaces a source
     how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
+    how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
+                               do not need
     a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
 
 ``tests/spark/test_internals.py`` shows for each what breaks when it changes. Tables also read the
@@ -22,20 +24,24 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from .._extras import extra
 from ..errors import ConfigError
 from .spark_versions import has_filter_classes, installed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "PUSHDOWN_WORKER",
     "local_checkpoint_manager",
     "may_push_filters",
     "quietly_replacing",
+    "transform_with_state",
     "worker_python",
 ]
 
@@ -111,6 +117,39 @@ if [ "$1 $2" = "-m pyspark.daemon" ]; then
 fi
 exec {python} "$@"
 """
+
+
+def transform_with_state(grouped: GroupedData, processor: Any, schema: StructType) -> DataFrame:
+    """``GroupedData.transformWithState`` in append mode without timers, and without pandas."""
+    if installed() < (4, 1):
+        raise ConfigError("Spark before 4.1 has no state for rows in Python; use a later one")
+    with extra("spark"):
+        import_module("google.protobuf")  # Spark's workers need it, and say so less clearly
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    grouped_: Any = grouped
+    frame, no_timers = grouped_._df, "None"
+    function: Any = UserDefinedFunction(
+        TransformWithStateInPandasUdfUtils(processor, no_timers).transformWithStateUDF,
+        returnType=schema,
+        evalType=PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF,
+    )
+    column = function(*(frame[name] for name in frame.columns))
+    session = grouped_.session
+    return DataFrame(
+        grouped_._jgd.transformWithStateInPySpark(
+            column._jc,
+            session._jsparkSession.parseDataType(schema.json()),
+            "Append",
+            no_timers,
+            None,
+            "",
+        ),
+        session,
+    )
 
 
 def worker_python(directory: Path | None = None) -> str:
