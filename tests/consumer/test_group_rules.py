@@ -256,6 +256,15 @@ def test_what_an_earlier_owner_saves_is_refused() -> None:
     assert {vb: saved.position.seqno for vb, saved in found.items()} == {3: 5, 4: 9}
 
 
+def test_of_two_owners_at_one_generation_the_later_claim_counts() -> None:
+    """In a store that has lost writes, such as a bucket after a failover."""
+    store, one, other = Cells(), PositionCells("g"), PositionCells("g")
+    store.run(one.claim({0: 1}, lambda vb: at(3), "a"))
+    store.run(other.claim({0: 1}, lambda vb: at(0), "b"))
+    assert store.run(one.save({0: Saved(1, 0, at(9), "a")})) == {0}
+    assert store.run(other.save({0: Saved(1, 0, at(4), "b")})) == frozenset()
+
+
 def test_a_position_goes_back_only_by_a_rollback() -> None:
     store, cells = Cells(), PositionCells("g")
     store.run(cells.claim({0: 1}, lambda vb: at(7)))

@@ -318,6 +318,51 @@ def test_a_rollback_takes_a_groups_position_back(tmp_path: Path) -> None:
         assert (end.rollbacks, end.position.seqno) == (1, 3)
 
 
+class Gate(DirectoryGroupStore):
+    """A store that does not answer for a while."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.open = threading.Event()
+        self.open.set()
+
+    def write(self, cell: str, content: bytes, version: int, *, expires: float = 0) -> int | None:
+        assert self.open.wait(PATIENCE)
+        return super().write(cell, content, version, expires=expires)
+
+
+def test_without_a_lease_nothing_is_delivered(tmp_path: Path) -> None:
+    store = Gate(tmp_path)
+    options: Any = {"group": "g", "members": store, "lease": 2}
+    with TemporaryProducer(vbuckets=1) as producer, Consumer(producer.source, **options) as one:
+        changes = iter(one)
+        producer.write(b"key:0", b"{}")
+        assert next(changes).key == b"key:0"
+        group = one._group
+        assert group is not None
+        store.open.clear()  # no heartbeat is written any more
+        eventually(lambda: not group.may_deliver)
+        for number in range(1, 4):
+            producer.write(b"key:%d" % number, b"{}")
+        assert one.poll(0.5) is None
+        store.open.set()
+        assert [next(changes).key for _ in range(3)] == [b"key:1", b"key:2", b"key:3"]
+
+
+def test_members_can_wait_until_changes_are_persisted(tmp_path: Path) -> None:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        for number in range(50):
+            producer.write(b"key:%d" % number, b"{}")
+        with (
+            Reader(producer.source, tmp_path, persisted_everywhere=0.05) as a,
+            Reader(producer.source, tmp_path, persisted_everywhere=0.05) as b,
+        ):
+            eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == VBUCKETS // 2)
+            for number in range(50, 100):
+                producer.write(b"key:%d" % number, b"{}")
+            eventually(lambda: len(keys_of(a, b)) == 100)
+
+
 def test_a_new_group_can_start_now(tmp_path: Path) -> None:
     with TemporaryProducer(vbuckets=VBUCKETS) as producer:
         producer.write(b"before", b"{}")

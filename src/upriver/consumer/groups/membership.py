@@ -200,7 +200,7 @@ class Membership:
             return
         first = self._engine.positions
         claimed = await self._run_on_positions(
-            self._cells.claim(new, lambda vb: first.get(vb, Position()))
+            self._cells.claim(new, lambda vb: first.get(vb, Position()), self._member.name)
         )
         with self._lock:
             self._active |= claimed
@@ -314,6 +314,7 @@ class Membership:
                     saved.generation,
                     saved.rollbacks + rollbacks.get(vb, 0),
                     positions[vb],
+                    saved.owner,
                 )
                 for vb, saved in self._entered.items()
                 if vb in positions and self._active.get(vb) == saved

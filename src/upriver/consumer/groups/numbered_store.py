@@ -106,6 +106,9 @@ class DirectoryGroupStore(NumberedStore):
 
     def remove(self, cell: str) -> None:
         super().remove(cell)
+        for name in self._names(cell):
+            if name.startswith("."):  # the draft of a writer that was killed
+                self._delete(f"{cell}/{name}")
         with suppress(OSError):  # gone already, or written again
             (self.path / cell).rmdir()
 

@@ -8,6 +8,7 @@ from the variables of the environment that each kind of store has (``AWS_ACCESS_
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,6 +49,7 @@ class ObjectGroupStore(NumberedStore):
                 f"{url!r} is no object store; its address begins with {known} and ://"
             )
         self.url = url.rstrip("/")
+        self._is_proven = False
         made: Any = from_url  # its options are typed for each kind of store
         plain = any(os.environ.get(name, "").lower() == "true" for name in _ALLOW_HTTP)
         try:
@@ -64,6 +66,23 @@ class ObjectGroupStore(NumberedStore):
         return self.url
 
     def _create(self, file: str, content: bytes) -> bool:
+        if not self._is_proven:
+            self._prove()
+        return self._put_new(file, content)
+
+    def _prove(self) -> None:
+        """Raises ConfigError if the store overwrites what it should only create."""
+        probe = f"probe/{secrets.token_hex(8)}"
+        created = [self._put_new(probe, b""), self._put_new(probe, b"")]
+        self._delete(probe)
+        if created != [True, False]:
+            raise ConfigError(
+                f"{self.url} overwrites an object although it was asked to create one; members of "
+                "a group cannot meet there"
+            )
+        self._is_proven = True
+
+    def _put_new(self, file: str, content: bytes) -> bool:
         with self._told("written"):
             try:
                 obstore.put(self._store, file, content, mode="create")

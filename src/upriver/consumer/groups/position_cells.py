@@ -2,12 +2,14 @@
 
 Positions of 64 vbuckets are one cell, ``positions-NUMBER``, as JSON:
 
-    {"VBUCKET": [generation, rollbacks, position], ...}
+    {"VBUCKET": [generation, owner, rollbacks, position], ...}
 
 ``generation`` is that of the last owner that has claimed the vbucket. An owner claims a vbucket
 before it reads it. Whoever claims later has a higher generation, and what an earlier owner saves
-after that is refused. ``rollbacks`` counts the rollbacks of the vbucket: a position with a lower
-seqno than the saved one is accepted only with a higher count. This module does no I/O.
+after that is refused. The name of the owner matters only in a store that has lost writes, so that
+a generation was given twice: then the later claim counts. ``rollbacks`` counts the rollbacks of the
+vbucket: a position with a lower seqno than the saved one is accepted only with a higher count. This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Saved:
     generation: int
     rollbacks: int
     position: Position
+    #: The member that has claimed it.
+    owner: str = ""
 
 
 class PositionCells:
@@ -57,7 +61,7 @@ class PositionCells:
         return found
 
     def claim(
-        self, generations: Mapping[int, int], first: Callable[[int], Position]
+        self, generations: Mapping[int, int], first: Callable[[int], Position], owner: str = ""
     ) -> Steps[dict[int, Saved]]:
         """Takes vbuckets over; returns where to read on, without those that a later owner has.
 
@@ -70,7 +74,8 @@ class PositionCells:
                 before = saved.get(vbucket) or Saved(0, 0, first(vbucket))
                 claimed.pop(vbucket, None)
                 if before.generation <= generations[vbucket]:
-                    claimed[vbucket] = replace(before, generation=generations[vbucket])
+                    generation = generations[vbucket]
+                    claimed[vbucket] = replace(before, generation=generation, owner=owner)
                     saved[vbucket] = claimed[vbucket]
 
         for cell, its in self._cells(generations).items():
@@ -85,7 +90,7 @@ class PositionCells:
             for vbucket in its:
                 before, after = saved.get(vbucket), positions[vbucket]
                 refused.discard(vbucket)
-                if before is not None and before.generation > after.generation:
+                if before is not None and not _may_replace(after, before):
                     refused.add(vbucket)
                     continue
                 if before is not None:
@@ -138,6 +143,12 @@ class PositionCells:
         return cells
 
 
+def _may_replace(after: Saved, before: Saved) -> bool:
+    if before.generation == after.generation:
+        return before.owner == after.owner
+    return before.generation < after.generation
+
+
 def _check_order(vbucket: int, before: Saved, after: Saved) -> None:
     if (after.rollbacks, after.position.seqno) < (before.rollbacks, before.position.seqno):
         raise InternalError(
@@ -148,7 +159,8 @@ def _check_order(vbucket: int, before: Saved, after: Saved) -> None:
 
 def _dump(saved: Mapping[int, Saved]) -> bytes:
     lines = [
-        f'"{vbucket}": ' + json.dumps([one.generation, one.rollbacks, dump_position(one.position)])
+        f'"{vbucket}": '
+        + json.dumps([one.generation, one.owner, one.rollbacks, dump_position(one.position)])
         for vbucket, one in sorted(saved.items())
     ]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
@@ -159,9 +171,12 @@ def _parse(cell: str, content: bytes) -> dict[int, Saved]:
     try:
         return {
             _vbucket(name): Saved(
-                _whole(generation), _whole(rollbacks), load_position(position, f"vbucket {name}")
+                _whole(generation),
+                _whole(rollbacks),
+                load_position(position, f"vbucket {name}"),
+                str(owner),
             )
-            for name, (generation, rollbacks, position) in stored.items()
+            for name, (generation, owner, rollbacks, position) in stored.items()
         }
     except (AttributeError, TypeError, ValueError, ConfigError) as problem:
         raise ConfigError(f"{cell} is damaged: {problem}") from None
