@@ -44,7 +44,7 @@ _MOST_FILE_BYTES: Final = 128 * 1024 * 1024
 #: Columns whose values hardly repeat: a dictionary of them is work for nothing.
 _UNIQUE_COLUMNS: Final = frozenset({"key", "value", "seqno", "cas", "event_time"})
 #: Rows that are worked on at once: what is done for each piece costs more than for its rows.
-_JOINED_ROWS: Final = 8192
+_JOINED_ROWS: Final = 2048
 #: Rows that are read at once.
 _READ_ROWS: Final = 64 * 1024
 #: Bytes of indexes of object stores that a worker keeps; those of directories are only mapped.
@@ -69,6 +69,9 @@ def joined(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     count = 0
     for piece in pieces:
+        if waiting and piece.num_rows >= _JOINED_ROWS:  # copying it would cost more
+            yield _one(waiting)
+            waiting, count = [], 0
         waiting.append(piece)
         count += piece.num_rows
         if count >= _JOINED_ROWS:

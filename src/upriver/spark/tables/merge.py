@@ -155,10 +155,12 @@ class Merge:
             options = self.shape.read_options(self.options)
             for changes in joined(read_steps(options, self.steps, done.skipped, log)):
                 done.changes += changes.num_rows
-                told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
-                if not told.num_rows:
+                is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
+                if not pc.all(is_change).as_py():
+                    changes = changes.filter(is_change)
+                if not changes.num_rows:
                     continue
-                rows, is_row, misfits = self.shape.rows(told)
+                rows, is_row, misfits = self.shape.rows(changes)
                 if misfits is not None:
                     letters.add(misfits)
                 for table, part, chosen in self.by_table(rows, is_row):
