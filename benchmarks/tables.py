@@ -1,6 +1,6 @@
-"""Tables: the first load of change log and mirror, then small updates on mirrors of two sizes.
+"""Tables: first loads, small updates on mirrors of two sizes, a trickle, and many batches.
 
-    python benchmarks/tables.py [--docs 1000000] [--quick]
+    python benchmarks/tables.py [--docs 1000000] [--quick] [--only loads|updates|batches]
 
 The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet,
 twice: Java is several times as fast once it has compiled what runs often.
@@ -8,7 +8,9 @@ Updates come from a producer in a process of its own; every batch of them is 10,
 chosen at random, and its time is what the pipeline itself records. CPU seconds are those of the
 driver, of Java and of the Python workers together, since wall time depends on who else is busy.
 Then changes trickle in, 100 a second, and the time from a write's answer to its row in a commit is
-told.
+told. The batches are 500 of up to 1,000 updates each, with what the table takes on disk, and 1,000
+commits of one change, after which the table is opened. They have no Spark, which makes no
+difference to the files.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from machine import machine_line
@@ -34,9 +37,15 @@ from upriver.consumer.transport.connection_string import Source
 from upriver.session.conversation import single
 from upriver.spark import session
 from upriver.spark.tables.api import changelog, mirror
+from upriver.spark.tables.delta_log import log_versions, read_snapshot
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.start import place_of, start_pipeline
+from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.verify import verify
+from upriver.testing import TemporaryProducer
 from upriver.wire import kv
+from upriver.wire.names import Feature
 
 UPDATES = 10_000
 
@@ -102,21 +111,39 @@ def own_cpu() -> float:
     return total
 
 
-def trickle(pipeline: Pipeline, link: BlockingConnection, documents: int, count: int) -> str:
-    """Writes one document after the other, and waits for the commit of each in between."""
+def trickle(pipeline: Pipeline, source: str, documents: int, seconds: int) -> str:
+    """Writes 100 documents a second; how long each took from its answer to its commit."""
     chance = random.Random(6)
-    delays = []
-    for _ in range(count):
-        name = key(chance.randrange(documents))
+    waiting: list[tuple[float, int, int]] = []
+    delays: list[float] = []
+
+    def seen() -> None:
+        shown, now = pipeline._meter.shown, time.perf_counter()
+        for one in list(waiting):
+            answered, vbucket, seqno = one
+            if shown is not None and shown.at(vbucket).seqno >= seqno:
+                delays.append(now - answered)
+                waiting.remove(one)
+
+    features = (Feature.MUTATION_SEQNO,)
+    with BlockingConnection.open(Source.parse(source), Access(), features=features) as link:
         began = time.perf_counter()
-        link.ask(kv.Set(key=name, vbucket=vbucket_of(name), value=VALUE))
-        answered = time.perf_counter()
-        until_caught_up(pipeline)
-        delays.append(time.perf_counter() - answered)
-        time.sleep(max(0.0, 0.01 - (time.perf_counter() - began)))
+        for number in range(100 * seconds):
+            name = key(chance.randrange(documents))
+            done = link.ask(kv.Set(key=name, vbucket=vbucket_of(name), value=VALUE))
+            assert isinstance(done, kv.MutationResponse)
+            assert done.seqno is not None
+            waiting.append((time.perf_counter(), vbucket_of(name), done.seqno))
+            while (left := began + number / 100 - time.perf_counter()) > 0:
+                time.sleep(min(left, 0.005))
+                seen()
+            seen()
+        while waiting:
+            time.sleep(0.005)
+            seen()
     delays.sort()
     return (
-        f"  single changes: p50 {delays[len(delays) // 2]:.2f} s, "
+        f"  100 changes a second for {seconds} s: p50 {delays[len(delays) // 2]:.2f} s, "
         f"p99 {delays[int(len(delays) * 0.99)]:.2f} s from the answer to the commit"
     )
 
@@ -154,7 +181,7 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
                     assert last is not None
                     times.append(last.seconds)
                     used.append(own_cpu() - cpu)
-                slow = trickle(pipeline, link, documents, 20 * batches)
+            slow = trickle(pipeline, text, documents, 2 * batches)
             pipeline.stop()
             memory = peak_memory()
             compared = verify(spark, source=text, table=str(scratch / f"mirror{documents}"))
@@ -169,25 +196,104 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
     print(slow, flush=True)
 
 
+def sizes(table: Path) -> dict[str, int]:
+    """Bytes of data, of deletion vectors, of indexes and of the log."""
+    found = {"data": 0, "vectors": 0, "indexes": 0, "log": 0}
+    kinds = {"_delta_log": "log", "_dv": "vectors", "_upriver": "indexes"}
+    for path in table.rglob("*"):
+        if path.is_file():
+            found[kinds.get(path.relative_to(table).parts[0], "data")] += path.stat().st_size
+    return found
+
+
+def many_batches(documents: int, batches: int, scratch: Path, keep: str) -> None:
+    """What a table takes on disk, batch after batch; and how long opening it takes."""
+    print(f"{batches} batches of up to 1,000 random updates on {documents:,} documents, {keep}:")
+    table = scratch / f"batches {keep}"
+    chance = random.Random(7)
+    with TemporaryProducer(vbuckets=64) as producer:
+
+        def write(numbers: Iterable[int]) -> None:
+            for number in numbers:
+                producer.write(b"k%d" % number, chance.randbytes(100).hex().encode(), number % 64)
+
+        write(range(documents))
+        options = {"keep_versions": keep, "keep_versions_size": "50m"}
+        settings = PipelineSettings.parse("mirror", producer.source, options)
+        pipeline = start_pipeline(None, settings, place_of(table, settings))
+        until_caught_up(pipeline)
+        for goal in (1, batches // 10, *range(batches // 5, batches + 1, batches // 5)):
+            while pipeline.status().batches < goal:
+                write(chance.randrange(documents) for _ in range(1000))
+                until_caught_up(pipeline)
+            held = sizes(table)
+            told = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in held.items())
+            total = sum(held.values()) / 2**20
+            print(f"  after {goal:4} batches: {total:6.1f} MiB ({told})", flush=True)
+        pipeline.stop()
+    opening(table)
+
+
+def many_commits(commits: int, scratch: Path) -> None:
+    print(f"{commits:,} commits of a change each to 1,024 vbuckets:")
+    table = scratch / "commits"
+    with TemporaryProducer(vbuckets=1024) as producer:
+        for vbucket in range(1024):
+            producer.write(b"first", b"1", vbucket)
+        settings = PipelineSettings.parse("mirror", producer.source, {})
+        pipeline = start_pipeline(None, settings, place_of(table, settings))
+        until_caught_up(pipeline)
+        for number in range(commits):
+            producer.write(b"first", b"%d" % number, number % 1024)
+            until_caught_up(pipeline)
+        pipeline.stop()
+    held = sizes(table)
+    print("  " + ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in held.items()))
+    opening(table)
+
+
+def opening(table: Path) -> None:
+    storage = Storage.parse(table)
+    commits = len(log_versions(storage)[0])
+    began, cpu = time.perf_counter(), time.process_time()
+    snapshot = read_snapshot(storage)
+    assert snapshot is not None
+    print(
+        f"  opened at version {snapshot.version} with {commits} commits in its log: "
+        f"{time.perf_counter() - began:.2f} s, {time.process_time() - cpu:.2f} CPU s",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--only", choices=("loads", "updates", "batches"))
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     options = parser.parse_args()
     documents = options.docs // (10 if options.quick else 1)
     batches = max(3, options.batches // (5 if options.quick else 1))
     print(machine_line("pyspark", "deltalake", "pyarrow"))
-    spark = session("benchmark", master="local[2]")
-    spark.sparkContext.setLogLevel("OFF")
     scratch = Path(tempfile.mkdtemp(prefix="upriver-tables-"))
     try:
-        first_loads(spark, documents, scratch / "cold", "in a Spark that has just started")
-        first_loads(spark, documents, scratch / "warm", "in the same Spark again")
-        updates(spark, documents, batches, scratch)
-        updates(spark, 4 * documents, max(3, batches // 4), scratch)
-    finally:
+        if options.only in (None, "batches"):
+            count = 50 if options.quick else 500
+            for keep in ("0s", "24h"):
+                many_batches(documents // 20, count, scratch, keep)
+            many_commits(100 if options.quick else 1000, scratch)
+        if options.only == "batches":
+            return
+        spark = session("benchmark", master="local[2]")
+        spark.sparkContext.setLogLevel("OFF")
+        if options.only != "updates":
+            first_loads(spark, documents, scratch / "cold", "in a Spark that has just started")
+            first_loads(spark, documents, scratch / "warm", "in the same Spark again")
+        if options.only != "loads":
+            updates(spark, documents, batches, scratch)
+            updates(spark, 4 * documents, max(3, batches // 4), scratch)
         spark.stop()
+    finally:
         shutil.rmtree(scratch)
 
 
