@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from doc_blocks import blocks_of, reading
+from test_exported_members import COMPLETE, PUBLIC
+
+from upriver.testing import pytest_plugin
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -55,6 +59,27 @@ def test_the_generated_parts_of_the_reference_are_up_to_date() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_reference_has_every_public_name_under_its_module() -> None:
+    pages = ("python-api.md", "python-wire.md")
+    text = "".join((DOCS / "reference" / page).read_text() for page in pages)
+    shown: dict[str, set[str]] = {}
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        module, _, content = section.partition("\n")
+        shown[module] = set(re.findall(r"^### (\S+)$", content, re.MULTILINE))
+    for name in (*PUBLIC, *COMPLETE):
+        assert set(importlib.import_module(name).__all__) <= shown[name], name
+    for fixture in set(pytest_plugin.__all__) - {"ProducerBehindProxy"}:
+        assert f"| `{fixture}` |" in text
+
+
+def test_the_readme_imports_from_where_the_reference_has_the_names() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for module, names in re.findall(r"^ *from (upriver[\w.]*) import (.+)$", readme, re.MULTILINE):
+        for name in re.split(r", *", names.partition(" as ")[0]):
+            assert name in importlib.import_module(module).__all__, f"{module}.{name}"
+            assert module in (*PUBLIC, *COMPLETE), module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -10,20 +10,17 @@ A part lies between ``<!-- NAME: made by tools/reference.py -->`` and ``<!-- end
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum, EnumType
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import click
 import error_texts
 import protocol_pages
+import python_names
 
 from upriver import errors
 from upriver.cli.common_options import COMMON_OPTIONS
@@ -38,20 +35,6 @@ _PART = re.compile(
     r"(?P<begin><!-- (?P<name>[\w-]+): made by tools/reference\.py -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-
-#: Where the public names of the Python interface are, and which of them to show (none: all).
-MODULES: dict[str, tuple[str, ...]] = {
-    "upriver.consumer": (),
-    "upriver.testing": (),
-    "upriver.spark.session": ("session", "register"),
-    "upriver.spark.fold": ("fold",),
-    "upriver.spark.parse": (),
-    "upriver.spark.tables.api": (),
-    "upriver.spark.tables.verify": (),
-    "upriver.spark.query_metrics": (),
-    "upriver.telemetry": ("enable", "enable_export", "disable"),
-}
-
 
 # ---- options -----------------------------------------------------------------------------
 
@@ -116,7 +99,7 @@ def _help(command: click.Command) -> str:
             title, _, code = paragraph.removeprefix("\b\n").partition("\n")
             parts.append(f"{title}\n\n```text\n{inspect.cleandoc(code)}\n```")
         else:
-            parts.append(_prose(paragraph))
+            parts.append(python_names.prose(paragraph))
     return "\n\n".join(parts)
 
 
@@ -149,121 +132,6 @@ def _indented(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("    ")]
 
 
-# ---- Python ------------------------------------------------------------------------------
-
-
-def python_names() -> Iterator[str]:
-    for place, names in MODULES.items():
-        module = importlib.import_module(place)
-        yield f"## {place}\n"
-        yield f"{_prose((module.__doc__ or '').partition(chr(10))[0])}\n"
-        for name in names or module.__all__:
-            yield from _described(getattr(module, name), name)
-
-
-def _described(thing: Any, name: str) -> Iterator[str]:
-    yield f"### {name}\n"
-    if not callable(thing):  # a constant
-        yield f"```text\n{thing}\n```\n"
-        return
-    if _is_called(thing):
-        yield f"```python\n{_signature(thing, name)}\n```\n"
-    yield f"{_docstring(thing)}\n"
-    if inspect.isclass(thing):
-        yield from _fields(thing)
-        for member, function in _members(thing).items():
-            yield f"- `{_heading(function, member)}`: " + _docstring(function).replace(
-                "\n", "\n    "
-            )
-        yield ""
-
-
-def _is_called(thing: Any) -> bool:
-    """Whether what it is called with is of interest, and not just its members."""
-    has_fields = is_dataclass(thing) or hasattr(thing, "_fields")
-    return not (has_fields or isinstance(thing, EnumType) or getattr(thing, "_is_protocol", False))
-
-
-def _members(thing: type) -> dict[str, Any]:
-    """Methods and properties with a docstring, those of our own base classes included."""
-    found: dict[str, Any] = {}
-    for owner in thing.__mro__:
-        if owner.__module__.startswith("upriver.") and not issubclass(owner, Enum):
-            for name, member in vars(owner).items():
-                known = isinstance(member, property | classmethod | staticmethod | FunctionType)
-                if known and name.islower() and not name.startswith("_") and member.__doc__:
-                    found.setdefault(name, member)
-    return found
-
-
-def _heading(member: Any, name: str) -> str:
-    if isinstance(member, property):
-        return name
-    return _signature(getattr(member, "__func__", member), name, width=1000)
-
-
-def _signature(thing: Any, name: str, *, width: int = 88) -> str:
-    """The call of something; a parameter on each line if it is longer than the width."""
-    signature = inspect.signature(thing)
-    kept = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    parts = [_parameter(one) for one in kept]
-    if one := next((one for one in kept if one.kind is one.KEYWORD_ONLY), None):
-        parts.insert(kept.index(one), "*")
-    result = signature.return_annotation
-    ending = "" if result in ("None", signature.empty) else f" -> {result}"
-    text = f"{name}({', '.join(parts)}){ending}"
-    if len(text) <= width:
-        return text
-    return "\n".join((f"{name}(", *(f"    {part}," for part in parts), f"){ending}"))
-
-
-def _parameter(one: inspect.Parameter) -> str:
-    stars = "**" if one.kind is one.VAR_KEYWORD else ""
-    kind = "" if one.annotation is one.empty else f": {one.annotation}"
-    default = "" if one.default is one.empty else f" = {_value(one.default)}"
-    return f"{stars}{one.name}{kind}{default}"
-
-
-def _fields(thing: Any) -> Iterator[str]:
-    notes = _notes(thing)
-    if issubclass(thing, Enum):
-        yield from (f"- `{one.name}`: {notes.get(one.name, '')}" for one in thing)
-        return
-    if is_dataclass(thing):
-        members = [(one.name, one.type, one.default) for one in fields(thing)]
-    else:
-        names = getattr(thing, "_fields", ())
-        members = [(name, thing.__annotations__[name].__forward_arg__, MISSING) for name in names]
-    for name, kind, default in members:
-        if not name.startswith("_"):
-            note = f": {notes[name]}" if name in notes else ""
-            shown = "" if default is MISSING else f" = {_value(default)}"
-            yield f"- `{name}: {kind}{shown}`{note}"
-
-
-def _value(default: Any) -> str:
-    if isinstance(default, Enum):
-        return f"{type(default).__name__}.{default.name}"
-    if callable(default):
-        return f"{default.__module__}.{default.__qualname__}"
-    return repr(default).replace("'", '"')
-
-
-def _notes(thing: Any) -> dict[str, str]:
-    """The comments with a colon that stand before the names of a class."""
-    found: dict[str, str] = {}
-    note: list[str] = []
-    for line in inspect.getsource(thing).splitlines():
-        text = line.strip()
-        if text.startswith("#: "):
-            note.append(text.removeprefix("#: "))
-        elif name := re.match(r"(\w+)(?::| =)", text):
-            if note:
-                found[name[1]] = _prose(" ".join(note))
-            note = []
-    return found
-
-
 # ---- states of streams -------------------------------------------------------------------
 
 
@@ -271,11 +139,11 @@ def state_table(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
     states, events = (type(one) for one in next(iter(table)))
     yield "| state | what it means |"
     yield "|---|---|"
-    yield from (f"| {name} | {_cell(note)} |" for name, note in _notes(states).items())
+    yield from (f"| {name} | {_cell(note)} |" for name, note in python_names.notes(states).items())
     yield ""
     yield "| in the state | the event | leads to | when |"
     yield "|---|---|---|---|"
-    when = _notes(events)
+    when = python_names.notes(events)
     for (state, event), following in table.items():
         yield f"| {state.name} | {event.name} | {following.name} | {_cell(when[event.name])} |"
 
@@ -283,16 +151,8 @@ def state_table(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
 # ---- text --------------------------------------------------------------------------------
 
 
-def _docstring(thing: Any) -> str:
-    return _prose(inspect.cleandoc(thing.__doc__ or ""))
-
-
-def _prose(text: str) -> str:
-    return text.replace("``", "`")
-
-
 def _cell(text: str = "") -> str:
-    return _prose(" ".join(text.split())).replace("|", "\\|")
+    return python_names.prose(" ".join(text.split())).replace("|", "\\|")
 
 
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
@@ -306,7 +166,10 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "errors": error_tree,
     "cures": error_texts.cure_table,
     "error-texts": error_texts.error_list,
-    "python": python_names,
+    "python": python_names.python_names,
+    "python-wire": python_names.wire_names,
+    "fixtures": python_names.fixtures,
+    "returned": python_names.returned_names,
     "producer-states": lambda: state_table(stream_states.PRODUCER),
     "consumer-states": lambda: state_table(stream_states.CONSUMER),
 }
