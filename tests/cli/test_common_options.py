@@ -118,3 +118,11 @@ def test_a_command_that_waits_can_be_interrupted(name: str) -> None:
                 status, out, err = waiting.stop()
         assert (status, out) == (130, ""), err
         assert re.fullmatch(r"interrupted: .+\n", err), err
+
+
+def test_a_page_that_is_interrupted_says_so() -> None:
+    with running("dashboard", "http://127.0.0.1:1", "--port", 0) as page:
+        assert page.line().startswith("dashboard http://")
+        status, _, err = page.stop()
+    assert status == 130
+    assert err.splitlines()[-1].startswith("interrupted: ")

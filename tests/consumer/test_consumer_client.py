@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -482,3 +483,20 @@ def test_positions_of_vbuckets_that_are_not_read_are_kept() -> None:
     assert saved is not None
     assert saved.position(1).seqno > whole.position(1).seqno
     assert all(saved.position(vb) == whole.position(vb) for vb in (0, 2, 3))
+
+
+def test_the_loss_of_a_node_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        TemporaryProducer(vbuckets=4) as producer,
+        caplog.at_level(logging.WARNING, "upriver.consumer"),
+        Consumer(producer.source, retry_first=0.001, retry_most=0.01) as consumer,
+    ):
+        changes = iter(consumer)
+        for number in range(2):
+            producer.write(b"key:%d" % number, b"{}")
+            assert next(changes).key == b"key:%d" % number
+            producer.restart()  # many attempts fail meanwhile
+        producer.write(b"last", b"{}")
+        assert next(changes).key == b"last"
+        assert len([one for one in caplog.records if "was lost" in one.message]) == 2
+        assert [one.message for one in caplog.records if "was lost" not in one.message] == []

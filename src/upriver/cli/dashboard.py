@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import click
 
 from ..errors import ConfigError
+from .common_options import interruptible
 
 __all__ = ["PAGE_PORTS", "PagePort", "dashboard"]
 
@@ -122,8 +123,7 @@ def dashboard(
     ]
     server = servers[0] if servers else None
     stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with (
         Collector(
             server.sample if server else None, [file.sample for file in progress]
@@ -131,7 +131,8 @@ def dashboard(
         DashboardServer(collector, server, host=host, port=port) as page,
     ):
         click.echo(f"dashboard {page.url}")
-        stopped.wait()
+        with interruptible(lambda: "the page was there until now"):
+            stopped.wait()
 
 
 def _is_file(text: str) -> bool:

@@ -124,6 +124,8 @@ class Engine:
         #: Whether vbuckets come and go, so that reading goes on although there are none.
         self._is_shared = False
         self._gate: PersistenceGate | None = None
+        #: Nodes of whose loss a warning was logged; None stands for the cluster map.
+        self._warned: set[Address | None] = set()
         self._guard = FaultGuard(self._fail)
         #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
         self.counts: Counter[str] = Counter()
@@ -401,7 +403,7 @@ class Engine:
         except (AuthenticationFailed, ConfigError) as error:
             self._fail(error)
         except NODE_TROUBLE as error:
-            _log.warning("%s", error)
+            self._warn(address, "%s", error)
             pause = self._topology.backoff(address).next_pause()
             now = self._loop.time()
             for reader in self._readers.values():
@@ -418,7 +420,19 @@ class Engine:
             self._connecting.pop(address, None)
             self._wake.set()
 
+    def _warn(self, address: Address | None, text: str, *facts: object) -> None:
+        """Logs a warning about a node, and only once until that node is connected again.
+
+        While a node is gone, there is no cluster map of it either: that is the same trouble.
+        """
+        again = address in self._warned or (address is None and bool(self._warned))
+        _log.log(logging.DEBUG if again else logging.WARNING, text, *facts)
+        self._warned.add(address)
+
     def _adopt(self, connection: AsyncConnection) -> None:
+        if connection.address in self._warned:
+            self._warned -= {connection.address, None}
+            _log.info("%s is connected again", connection.address)
         refuse = self._settings.rollback in (RollbackPolicy.FAIL, RollbackPolicy.STOP)
         session = ConsumerSession(
             connection.dialect,
@@ -439,9 +453,10 @@ class Engine:
         try:
             await self._nodes.run(renew_map(self._topology, self._map_watch.whom_to_ask()))
         except NODE_TROUBLE as error:
-            _log.warning("no cluster map: %s", error)
+            self._warn(None, "no cluster map: %s", error)
             self._map_watch.failed(self._loop.time())
             return
+        self._warned.discard(None)
         self._map_watch.confirmed(self._loop.time())
         await self._confirm_states()
 
@@ -488,7 +503,7 @@ class Engine:
             reader.leave(now, error)
             reader.not_before = now + pause
         if not self._over:
-            _log.warning("%s; trying again in %.2f s", error, pause)
+            self._warn(connection.address, "%s; trying again in %.2f s", error, pause)
         self._topology.map_is_old = True
         self._wake.set()
 
