@@ -162,7 +162,8 @@ PIPELINE: Final = (
        "bytes that only older versions may need; the oldest are deleted first", most=2**60,
        flag="--keep-versions-size"),
     _S("allowChange", _K.FLAG, "false",
-       "let a table that is there become what is asked for: of other collections",
+       "let a table that is there become what is asked for: of other collections, with another "
+       "schema, or with deleted documents",
        flag="--allow-change"),
     _S("storageOptions", _K.SECRET, None,
        "options of an object store as deltalake takes them, as a JSON object; better set "
@@ -173,8 +174,12 @@ MIRROR: Final = (
     *PIPELINE,
     next(setting for setting in READ if setting.name == "valueFormat"),
     _S("valueSchema", _K.TEXT, None,
-       "parse values into columns: a schema such as 'name string, age int', or infer; values that "
-       "do not fit go to the dead letters", flag="--schema"),
+       "parse values into columns: a schema such as 'name string, age int', or infer, which "
+       "follows the documents; members that do not fit go to the column _rescued and to the dead "
+       "letters", flag="--schema"),
+    _S("widenToText", _K.FLAG, "false",
+       "with the schema infer, let a column whose documents disagree become text",
+       flag="--widen-to-text"),
     _S("keepDeleted", _K.FLAG, "false", "keep deleted documents as marked rows",
        flag="--keep-deleted"),
     _S("tablePerCollection", _K.FLAG, "false",

@@ -64,6 +64,7 @@ class MirrorOptions(PipelineOptions, total=False):
     """Options of a mirror."""
 
     value_schema: str
+    widen_to_text: bool
     keep_deleted: bool
     table_per_collection: bool
     groups: int

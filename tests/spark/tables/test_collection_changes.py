@@ -214,6 +214,7 @@ def test_random_histories_of_collections_end_equal(
 
     for scope, name in (("a", "x"), ("b", "y")):
         create(scope, name)
+    caught_up(producer, table, **selection)
     for _ in range(6):
         for _ in range(chance.randrange(5)):
             chance.choices([write, change, flush], [6, 4, 1])[0]()

@@ -220,43 +220,28 @@ def test_values_as_columns_and_dead_letters(
         return {row["key"]: row["name"] for row in rows_of(table)}
 
     with running_mirror(spark, bucket.producer, table, value_schema=schema) as pipeline:
-        becomes(pipeline, named, {b"ann": "Ann", b"bad": None, b"odd": None})
+        becomes(pipeline, named, {b"ann": "Ann", b"bad": None, b"odd": "Odd"})
         bucket.write(1, b"bad", b'{"name":"Bad","age":1}')
         bucket.write(2, b"worse", b"\xff\xfe")
-        becomes(pipeline, named, {b"ann": "Ann", b"bad": "Bad", b"odd": None, b"worse": None})
+        becomes(pipeline, named, {b"ann": "Ann", b"bad": "Bad", b"odd": "Odd", b"worse": None})
     assert pipeline.status().dead_letters == 3
     people = {row["key"]: row for row in rows_of(table)}
     assert {key: (row["name"], row["age"]) for key, row in people.items()} == {
         b"ann": ("Ann", 31),
         b"bad": ("Bad", 1),
-        b"odd": (None, None),
+        b"odd": ("Odd", None),
         b"worse": (None, None),
     }
-    assert people[b"odd"]["_corrupt_record"] == b'{"name":"Odd","age":"many"}'
-    assert people[b"bad"]["_corrupt_record"] is None
+    assert people[b"odd"]["_rescued"] == '{"age": "many"}'
+    assert people[b"worse"]["_corrupt_record"] == b"\xff\xfe"
+    assert people[b"bad"]["_corrupt_record"] is people[b"bad"]["_rescued"] is None
     letters = rows_of(table / "_upriver" / "dead_letters")
     assert sorted((one["key"], one["reason"], one["value"]) for one in letters) == [
         (b"bad", "it is no JSON", b"no JSON"),
-        (b"odd", "it does not fit the schema", b'{"name":"Odd","age":"many"}'),
+        (b"odd", "age: it does not fit the schema", b'{"name":"Odd","age":"many"}'),
         (b"worse", "it is no JSON", b"\xff\xfe"),
     ]
     assert {one["seqno"] for one in letters if one["key"] == b"worse"} == {bucket.high(2)}
-
-
-def test_a_schema_is_inferred_once(
-    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
-) -> None:
-    table = tmp_path / "things"
-    bucket.write(0, b"a", b'{"n":1,"ratio":0.5,"tags":["x"],"in":{"b":true}}')
-    bucket.write(1, b"b", b'{"n":2,"ratio":12.25,"none":null}')
-    caught_up(spark, bucket.producer, table, value_schema="infer")
-    bucket.write(2, b"c", b'{"n":3,"unheard":1}')
-    caught_up(spark, bucket.producer, table, value_schema="infer")
-    rows = {row["key"]: row for row in rows_of(table)}
-    first = rows[b"a"]
-    assert (first["n"], first["ratio"], first["tags"], first["in"]) == (1, 0.5, ["x"], {"b": True})
-    assert rows[b"b"]["ratio"] == 12.25
-    assert (rows[b"c"]["n"], rows[b"c"]["_corrupt_record"]) == (3, None)
 
 
 def test_what_does_not_belong_to_the_table_is_refused(

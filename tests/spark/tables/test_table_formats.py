@@ -286,12 +286,21 @@ SCHEMA = (
 def test_json_members_become_columns_or_the_value_is_kept(
     value: bytes, member: str, wanted: Any
 ) -> None:
-    columns, corrupt, reasons = JsonColumns.of_spark(SCHEMA).parse(pa.array([value], pa.binary()))
-    (found,), (kept,), (reason,) = columns[member].to_pylist(), corrupt.to_pylist(), reasons
+    values = pa.array([value], pa.binary())
+    parsed = JsonColumns.of_spark(SCHEMA, rescues=False).parse(values)
+    (found,), (kept,) = parsed.columns[member].to_pylist(), parsed.corrupt.to_pylist()
+    (reason,) = parsed.reasons
     if wanted in ("misfit", "no JSON"):
         assert (found, kept) == (None, value)
         assert reason is not None
         assert ("no JSON" in reason) == (wanted == "no JSON")
+        saved = JsonColumns.of_spark(SCHEMA).parse(values)
+        (rescued,) = saved.rescued.to_pylist()
+        is_object = wanted == "misfit" and value.startswith(b"{")
+        assert (rescued is not None) == is_object
+        if is_object:
+            assert saved.corrupt.to_pylist() == [None]
+            assert json.loads(rescued) == {member: json.loads(value)[member]}
     else:
         assert (kept, reason) == (None, None)
         assert found == wanted or str(found) == wanted
@@ -323,7 +332,8 @@ def test_columns_that_are_converted_at_once_are_those_that_are_converted_one_by_
     columns = JsonColumns.of_spark(json.dumps({"type": "struct", "fields": fields}))
 
     def parsed() -> str:
-        found, corrupt, reasons = columns.parse(pa.array(values, pa.binary()))
+        done = columns.parse(pa.array(values, pa.binary()))
+        found, corrupt, reasons = done.columns, done.corrupt, done.reasons
         held = {name: column.to_pylist() for name, column in found.items()}
         return repr((held, corrupt.to_pylist(), reasons))
 

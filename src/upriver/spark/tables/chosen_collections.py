@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...consumer.topology.collection_names import Collections
-from ...errors import ConfigError
+from ...errors import ConfigError, UpriverError
 from ...model import Snapshot, StreamOffset
 from ..collection_events import Name
 from ..offsets import Offset, VBucketProgress
@@ -39,8 +39,8 @@ class Change:
 
     #: By id the collections that it is of then.
     covered: Mapping[int, Name]
-    new: frozenset[int]
-    leaving: frozenset[Name]
+    new: frozenset[int] = frozenset()
+    leaving: frozenset[Name] = frozenset()
 
 
 class ChosenCollections:
@@ -127,14 +127,38 @@ class ChosenCollections:
 def steps_of(
     change: Change, before: Offset, driver: Driver, chosen: ChosenCollections
 ) -> tuple[ReadStep, ...]:
-    """Reads what is new of each vbucket up to where the table is."""
+    """Reads what is new of each vbucket up to where the table is.
+
+    Not of one that is on another branch now: its position has no boundary left (`offset_after`),
+    so the next plan reads all of it anew.
+    """
     highs = driver.high_seqnos_of(chosen.reading(change.new)) if change.new else {}
+    branches = driver.newest_branches(before) if change.new else {}
+    if missing := sorted(before.progress.keys() - branches.keys()) if change.new else []:
+        raise UpriverError(
+            f"{len(missing)} vbuckets have no server now, the first is {missing[0]}, and what the "
+            "table lacks of new collections must be read of all; start again when all are served"
+        )
     steps = []
     for vbucket, at in sorted(before.progress.items()):
-        start = 0 if highs.get(vbucket, 0) else at.seqno
+        is_read = highs.get(vbucket, 0) and branches[vbucket] == at.vbuuid
+        start = 0 if is_read else at.seqno
         claim = StreamOffset(at.vbuuid, start, Snapshot(start, start))
         steps.append(ReadStep(vbucket=vbucket, branch=at.branch, offset=claim, end=at.seqno))
     return tuple(steps)
+
+
+def read_anew(before: Offset, end: Offset) -> Offset:
+    """The same end, with every vbucket read from 0: for rows that look different from now on."""
+    return Offset(
+        end.source,
+        {
+            vb: VBucketProgress(
+                seqno=at.seqno, branch=before.at(vb).branch + 1, log=at.log, rolled_back=True
+            )
+            for vb, at in end.progress.items()
+        },
+    )
 
 
 def offset_after(before: Offset) -> Offset:

@@ -317,11 +317,17 @@ def _without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def cast_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema, in its types: other writers have others for the same."""
-    columns: list[Any] = [
-        held if (held := rows.column(cell.name)).type == cell.type else held.cast(cell.type)
-        for cell in schema
-    ]
+    """The columns of a schema, in its types: other writers have others for the same.
+
+    A column that came to the table later than the file is null.
+    """
+    there = set(rows.schema.names)
+    columns: list[Any] = []
+    for cell in schema:
+        held: Any = rows.column(cell.name) if cell.name in there else None
+        if held is None:
+            held = pa.nulls(rows.num_rows, cell.type)
+        columns.append(held if held.type == cell.type else held.cast(cell.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -251,6 +251,11 @@ class Snapshot:
         return pa.schema(found)  # type: ignore[arg-type]  # any Arrow schema will do
 
 
+def schema_text(schema: pa.Schema) -> str:
+    """The JSON that Delta has for a schema."""
+    return Schema.from_arrow(schema).to_json()
+
+
 def create_actions(
     schema: str, configuration: Mapping[str, str], *, vectors: bool
 ) -> list[dict[str, Any]]:

@@ -69,5 +69,5 @@ class _Reader(DcpBatchReader):
         for changes in super().read(partition):
             told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
             if told.num_rows:
-                made, is_row, _ = self._shape.rows(told)
-                yield made.append_column(GONE, pa.array(~is_row))
+                made = self._shape.rows(told)
+                yield made.rows.append_column(GONE, pa.array(~made.is_row))

@@ -1,9 +1,13 @@
 """JSON values as columns, in the tasks that read them: what Spark's ``from_json`` would make.
 
-A value that is no JSON object, or has a member that does not fit its type, is null in all columns
-and keeps its bytes apart. As in Spark, a column of text takes any JSON as its text, a missing
-member is null, and members without a column are left out. Dates and timestamps are ISO 8601; one
-without a zone is UTC.
+A value that is no JSON object is null in all columns and keeps its bytes apart. A member that does
+not fit its type is null in its column and kept as JSON with the others that do not fit (rescued);
+in tables that do not rescue, it makes the whole value one that does not fit. As in Spark, a column
+of text takes any JSON as its text, a missing member is null, and members without a column are left
+out. Dates and timestamps are ISO 8601; one without a zone is UTC.
+
+Columns that follow documents leave nothing out: members that could be a column, and types that
+would have to be wider, are told (`Parsed.seen`); members that cannot be a column are rescued.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Self
@@ -19,8 +24,9 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from ...errors import ConfigError
+from .json_types import Type, can_be_column, merged, type_of
 
-__all__ = ["JsonColumns"]
+__all__ = ["JsonColumns", "Parsed"]
 
 _Convert = Callable[[Any], Any]
 _INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
@@ -46,35 +52,81 @@ class _Number(float):
         return number
 
 
+@dataclass(slots=True)
+class Parsed:
+    """What became of some values."""
+
+    #: By name.
+    columns: dict[str, Any]
+    #: The bytes of values that are no JSON objects.
+    corrupt: Any
+    #: The members that did not fit, as a JSON object.
+    rescued: Any
+    #: Why a value does not fit, or null.
+    reasons: list[str | None]
+    #: By name the types of members that have no column, or need a wider one.
+    seen: dict[str, Type] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Row:
+    members: dict[str, Any] = field(default_factory=dict)
+    rescued: dict[str, Any] = field(default_factory=dict)
+    #: Of what is rescued.
+    text: str | None = None
+    reason: str | None = None
+    is_corrupt: bool = False
+
+
 class JsonColumns:
     """The columns of one schema."""
 
-    def __init__(self, members: Mapping[str, tuple[pa.DataType, _Convert]]) -> None:
-        self._members = members
-        self.schema = pa.schema([(name, kind) for name, (kind, _) in members.items()])
+    def __init__(
+        self,
+        types: Mapping[str, Type],
+        *,
+        rescues: bool = True,
+        follows: bool = False,
+        full: bool = False,
+    ) -> None:
+        self._types = types
+        self._members = {name: _type(kind, name) for name, kind in types.items()}
+        self._lower = {name.lower(): name for name in types}
+        self._rescues = rescues
+        self._follows = follows
+        #: Whether there are as many columns as there may be.
+        self._full = full
+        #: Columns whose members can be more than their type has, which no conversion notices.
+        self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
+        self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
 
     @classmethod
-    def of_spark(cls, schema: str) -> Self:
+    def of_spark(cls, schema: str, **how: bool) -> Self:
         """From Spark's JSON of a schema; ConfigError for a type that has no JSON."""
-        return cls({m["name"]: _type(m["type"], m["name"]) for m in json.loads(schema)["fields"]})
+        return cls({m["name"]: m["type"] for m in json.loads(schema)["fields"]}, **how)
 
-    def parse(self, values: Any) -> tuple[dict[str, Any], Any, list[str | None]]:
-        """By name the columns; the bytes of values that do not fit; and why they do not."""
+    def parse(self, values: Any, taken: frozenset[str] = frozenset()) -> Parsed:
+        """The columns of values; the names ``taken`` (in lower case) cannot be columns."""
         if (done := self._parse_plain(values)) is not None:
             return done
         found: dict[str, list[Any]] = {name: [] for name in self._members}
         corrupt: list[bytes | None] = []
+        rescued: list[str | None] = []
         reasons: list[str | None] = []
+        seen: dict[str, Type] = {}
         for value in values.to_pylist():
-            row, reason = self._row(value)
+            row = self._row(value, taken, seen)
             for name, column in found.items():
-                column.append(row.get(name))
-            corrupt.append(value if reason else None)
-            reasons.append(reason)
+                column.append(row.members.get(name))
+            corrupt.append(value if row.is_corrupt else None)
+            rescued.append(row.text)
+            reasons.append(row.reason)
         columns = {name: pa.array(column, self._members[name][0]) for name, column in found.items()}
-        return columns, pa.array(corrupt, pa.binary()), reasons
+        return Parsed(
+            columns, pa.array(corrupt, pa.binary()), pa.array(rescued, pa.string()), reasons, seen
+        )
 
-    def _parse_plain(self, values: Any) -> tuple[dict[str, Any], Any, list[str | None]] | None:
+    def _parse_plain(self, values: Any) -> Parsed | None:
         """The same for values whose members have their types as they are, which most have.
 
         It converts a column at once instead of a value; None if a member needs converting.
@@ -94,6 +146,8 @@ class JsonColumns:
                     found, reason = {}, NOT_JSON
                 if type(found) is not dict:
                     found, reason = {}, NOT_FITTING
+                elif self._follows and not found.keys() <= self._members.keys():
+                    return None
             rows.append(found)
             corrupt.append(value if reason else None)
             reasons.append(reason)
@@ -106,25 +160,64 @@ class JsonColumns:
                 columns[name] = pa.array(members, kind)
             except (pa.ArrowInvalid, OverflowError, UnicodeError):  # too large, or no text
                 return None
-        return columns, pa.array(corrupt, pa.binary()), reasons
+        none = pa.nulls(len(rows), pa.string())
+        return Parsed(columns, pa.array(corrupt, pa.binary()), none, reasons)
 
-    def _row(self, value: bytes | None) -> tuple[dict[str, Any], str | None]:
+    def _row(self, value: bytes | None, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
         if value is None:
-            return {}, None
+            return _Row()
+        try:
+            return self._members_of(value, taken, seen)
+        except RecursionError:  # it is nested too deeply
+            return _Row(reason=NOT_JSON, is_corrupt=True)
+
+    def _members_of(self, value: bytes, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
+        row = _Row()
         try:
             told = json.loads(value.decode("utf-8"), parse_float=_Number.parse, parse_constant=_no)
-        except (ValueError, RecursionError):
-            return {}, NOT_JSON
+        except ValueError:
+            return _Row(reason=NOT_JSON, is_corrupt=True)
         if not isinstance(told, dict):
-            return {}, NOT_FITTING
-        try:
-            return {
-                name: convert(told[name])
-                for name, (_, convert) in self._members.items()
-                if told.get(name) is not None
-            }, None
-        except (_Misfit, OverflowError):
-            return {}, NOT_FITTING
+            return _Row(reason=NOT_FITTING, is_corrupt=True)
+        for name, (_, convert) in self._members.items():
+            if (member := told.get(name)) is None:
+                continue
+            try:
+                row.members[name] = convert(member)
+            except (_Misfit, OverflowError):
+                row.rescued[name] = member
+        if row.rescued and not self._rescues:
+            return _Row(reason=NOT_FITTING, is_corrupt=True)
+        if row.rescued:
+            row.reason = f"{', '.join(row.rescued)}: {NOT_FITTING}"
+        if self._follows:
+            self._follow(told, row, taken, seen)
+        if row.rescued:
+            row.text = json.dumps(row.rescued)
+        return row
+
+    def _follow(
+        self, told: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
+    ) -> None:
+        for name, member in told.items():
+            if member is None or name in self._members:
+                continue
+            lower = name.lower()
+            is_free = lower not in taken and lower not in self._lower
+            if self._full or not is_free or not can_be_column(name):
+                row.rescued[name] = member
+            else:
+                _see(seen, name, member)
+        for name in (*row.rescued, *self._open):
+            if name in self._types and told.get(name) is not None:
+                kind = type_of(told[name])
+                if merged(self._types[name], kind, to_text=True) != self._types[name]:
+                    _see(seen, name, told[name])
+
+
+def _see(seen: dict[str, Type], name: str, value: Any) -> None:
+    kind = type_of(value)
+    seen[name] = merged(seen[name], kind, to_text=True) if name in seen else kind
 
 
 def _no(text: str) -> Any:

@@ -40,6 +40,7 @@ from .data_files import (
     rows_of_vbuckets,
 )
 from .delta_log import DataFile
+from .json_types import VOID, Type, merged
 from .shape import LETTERS, MirrorShape
 from .storage import FileGone, Storage
 
@@ -76,6 +77,8 @@ class Outcome:
     skipped: set[int] = field(default_factory=set)
     #: By id the names of collections that were read.
     collections: dict[int, Name] = field(default_factory=dict)
+    #: By name the types of members that the schema lacks.
+    seen: dict[str, Type] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -160,10 +163,13 @@ class Merge:
                     changes = changes.filter(is_change)
                 if not changes.num_rows:
                     continue
-                rows, is_row, misfits = self.shape.rows(changes)
-                if misfits is not None:
-                    letters.add(misfits)
-                for table, part, chosen in self.by_table(rows, is_row):
+                made = self.shape.rows(changes)
+                if made.letters is not None:
+                    letters.add(made.letters)
+                for name, kind in made.seen.items():
+                    known = done.seen.get(name, VOID)
+                    done.seen[name] = merged(known, kind, to_text=True)
+                for table, part, chosen in self.by_table(made.rows, made.is_row):
                     files_of(table).add(part, chosen)
             for table, files in tables.items():
                 done.gone[table] = self.replaced(table, files)

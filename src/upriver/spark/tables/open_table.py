@@ -19,7 +19,6 @@ from .delta_log import DataFile, Snapshot
 from .storage import Storage
 
 with extra("spark"):
-    from deltalake import Schema
     from pyroaring import BitMap64
 
 __all__ = ["Conflict", "OpenTable"]
@@ -54,7 +53,7 @@ class OpenTable:
         state: str | None = None,
     ) -> OpenTable:
         """Makes an empty table, or opens the one that somebody else makes at the same time."""
-        told = Schema.from_arrow(schema).to_json()
+        told = delta_log.schema_text(schema)
         actions = delta_log.create_actions(told, configuration, vectors=vectors)
         delta_log.commit(storage, 0, actions, operation="CREATE TABLE", state=state)
         table = cls.open(storage)

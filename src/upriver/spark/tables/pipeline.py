@@ -23,15 +23,15 @@ from ..admission import Limits
 from ..offsets import Offset
 from ..stream_driver import Driver
 from ..task_steps import ReadStep, steps_between
-from .chosen_collections import Change, ChosenCollections, offset_after, steps_of
+from .chosen_collections import Change, ChosenCollections, offset_after, read_anew, steps_of
 from .executors import Executors
 from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, Append, Merge, Outcome, files_of_groups
 from .open_table import Conflict
 from .progress import PipelineStatus, ProgressBook
-from .settings import PipelineSettings
-from .shape import MirrorShape
+from .settings import SHAPE, PipelineSettings
+from .shape import NO_COLUMNS, MirrorShape
 from .storage import StorageFailed
 from .table_set import TableSet
 
@@ -51,6 +51,8 @@ _MOST_REPLANS: Final = 8
 _OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
 #: Changes of a batch that one task reads sooner than several could be started.
 _SMALL_BATCH: Final = 5_000
+#: Changes of the first batch of a table whose columns follow documents.
+_SAMPLE: Final = 10_000
 
 
 class Pipeline:
@@ -128,8 +130,9 @@ class BatchLoop:
         self._meter = meter
         self._chosen = chosen
         self._reading = chosen.options
-        #: Properties of the table that the next commit changes.
+        #: Properties of the table that the next commit changes, and whether its rows change too.
         self._changed = changed
+        self._reshaped = changed is not None and SHAPE in changed and tables.state.batch > 0
         self._replans = 0
         self._more_to_compact = False
 
@@ -176,8 +179,11 @@ class BatchLoop:
         """Makes the table one of the collections that there are now; says whether it changed."""
         change = self._chosen.change(self._driver, self._tables.state)
         before = self._tables.state.offset
-        if change is not None and before is not None:
+        if before is None:
+            change = None
+        elif change is not None or self._reshaped:
             self._do(before, offset_after(before), change)
+        if change is not None:
             self._chosen.take(change.covered)
         options = self._chosen.options
         if options is not self._reading:
@@ -200,7 +206,7 @@ class BatchLoop:
         end = self._driver.next_offset(
             before,
             Limits(
-                rows=self._settings.read.max_offsets_per_trigger,
+                rows=self._most_rows(),
                 bytes=self._settings.read.max_bytes_per_trigger,
                 target=target,
             ),
@@ -213,23 +219,42 @@ class BatchLoop:
         return True
 
     def _do(self, before: Offset, end: Offset, change: Change | None = None) -> None:
+        """Reads and commits; a table that looks different from now on is read anew up to the end.
+
+        If documents have more members than the columns that follow them, the batch is read again
+        with columns for these.
+        """
         began = time.monotonic()
-        if change is None:
-            steps = steps_between(before, end)
-        else:
-            steps = steps_of(change, before, self._driver, self._chosen)
-        outcomes: list[Outcome] = self._executors.run(self._tasks(steps, change))
+        shape, anew = self._shape, self._reshaped
+        while True:
+            if anew:
+                end = read_anew(before, end)
+            if change is not None and not anew:
+                steps = steps_of(change, before, self._driver, self._chosen)
+            else:
+                steps = steps_between(before, end)
+            outcomes = self._executors.run(self._tasks(steps, change, shape, anew=anew))
+            grown = shape.grown(one.seen for one in outcomes)
+            if grown is None:
+                break
+            anew = anew or not grown.only_adds_to(shape)
+            shape = grown
         self._tables.on_step("read")
         read = time.monotonic()
+        properties = dict(self._changed or {})
+        if shape is not self._shape:
+            properties[SHAPE] = shape.to_property()
         self._tables.commit_batch(
             outcomes,
             end,
             self._lease,
             self._executors,
             covered=self._chosen.covered if change is None else change.covered,
-            properties=(self._changed or {}) if change is not None else self._changed,
+            properties=properties,
+            schema=shape.arrow_schema if SHAPE in properties else None,
+            forget=anew or change is not None,
         )
-        self._changed = None
+        self._shape, self._changed, self._reshaped = shape, None, False
         committed = time.monotonic()
         if change is None:
             skipped = {vbucket for one in outcomes for vbucket in one.skipped}
@@ -237,16 +262,19 @@ class BatchLoop:
         self._meter.shown = end
         lag = self._meter.measure()
         self._care()
-        advance = 0 if change is not None else sum(step.end - step.start for step in steps)
+        goes_on = change is None and not anew
+        advance = sum(step.end - step.start for step in steps) if goes_on else 0
         self._record(steps, outcomes, began, read, committed, lag, advance)
 
-    def _tasks(self, steps: Sequence[ReadStep], change: Change | None) -> list[Append | Merge]:
+    def _tasks(
+        self, steps: Sequence[ReadStep], change: Change | None, shape: MirrorShape, *, anew: bool
+    ) -> list[Append | Merge]:
         settings, tables = self._settings, self._tables
         options = self._chosen.options
         if change is not None:
-            options = self._chosen.reading(change.new)
+            options = self._chosen.reading(frozenset(change.covered) if anew else change.new)
         assert options is not None
-        groups = self._shape.groups if settings.kind == "mirror" else 0
+        groups = shape.groups if settings.kind == "mirror" else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if settings.kind == "changelog":
             batch = tables.state.batch + 1
@@ -276,7 +304,7 @@ class BatchLoop:
                 Merge(
                     tables.root,
                     options,
-                    self._shape,
+                    shape,
                     key,
                     part,
                     _of_groups(held, mine),
@@ -293,6 +321,13 @@ class BatchLoop:
         if not step.start:
             return None
         return self._tables.state.versions[step.vbucket][step.start]
+
+    def _most_rows(self) -> int | None:
+        """Changes of a batch: few of the first one, if columns are yet to be found in them."""
+        most = self._settings.read.max_offsets_per_trigger
+        if self._shape.schema == NO_COLUMNS:
+            return min(most or _SAMPLE, _SAMPLE)
+        return most
 
     def _parallelism(self, steps: Sequence[ReadStep]) -> int:
         options = self._settings.read

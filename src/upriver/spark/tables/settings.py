@@ -39,7 +39,7 @@ _SOURCE: Final = "upriver.source"
 _BUCKET: Final = "upriver.bucket"
 _BUCKET_UUID: Final = "upriver.bucket_uuid"
 _VBUCKETS: Final = "upriver.vbuckets"
-_SELECTION: Final = "upriver.selection"
+SELECTION: Final = "upriver.selection"
 KIND: Final = "upriver.kind"
 PIPELINE: Final = "upriver.pipeline"
 SHAPE: Final = "upriver.shape"
@@ -73,6 +73,8 @@ class PipelineSettings:
     text: bool = False
     #: DDL, or "infer", or nothing.
     value_schema: str = ""
+    #: Whether columns that follow documents may become text.
+    widen_to_text: bool = False
     keep_deleted: bool = False
     table_per_collection: bool = False
     groups: int = 64
@@ -113,7 +115,8 @@ class PipelineSettings:
         return cls(
             **common,
             text=given["valueFormat"] == "string",
-            **given.fields("valueSchema", "keepDeleted", "tablePerCollection", "groups"),
+            **given.fields("valueSchema", "widenToText", "keepDeleted"),
+            **given.fields("tablePerCollection", "groups"),
             merge_on_read=given["mergeOnRead"] == "true",
         )
 
@@ -155,7 +158,7 @@ def identity_properties(settings: PipelineSettings, source: SourceIdentity) -> d
         _BUCKET: source.bucket,
         _BUCKET_UUID: source.bucket_uuid,
         _VBUCKETS: str(source.vbuckets),
-        _SELECTION: json.dumps(selection),
+        SELECTION: json.dumps(selection),
     }
 
 
@@ -187,7 +190,7 @@ def require_same(
 ) -> dict[str, str]:
     """What a table must change to be as wanted; ConfigError if it is of something else.
 
-    Its address may always change, and collections if it ``may_change``.
+    Its address may always change, and what it has of documents if it ``may_change``.
     """
     require_readable(url, table)
     changed: dict[str, str] = {}
@@ -195,7 +198,9 @@ def require_same(
         held = table.get(name, "")
         if name == _SOURCE or held == value:
             continue
-        changeable = name == _SELECTION and _only_collections_differ(held, value)
+        changeable = (name == SELECTION and _same_members(held, value, "vbuckets", "noValue")) or (
+            name == SHAPE and _same_members(held, value, "groups")
+        )
         if may_change and changeable:
             changed[name] = value
             continue
@@ -208,9 +213,9 @@ def require_same(
     return changed
 
 
-def _only_collections_differ(held: str, wanted: str) -> bool:
+def _same_members(held: str, wanted: str, *names: str) -> bool:
     try:
         one, other = json.loads(held), json.loads(wanted)
     except ValueError:
         return False
-    return all(one.get(name) == other.get(name) for name in ("vbuckets", "noValue"))
+    return all(one.get(name) == other.get(name) for name in names)

@@ -3,17 +3,21 @@
     key, value | one column for each member of a schema, cas, seqno, rev, flags, expiry, datatype,
     vbucket, scope, collection, event_time, branch, vbucket_group
 
-Values are bytes, text, or columns. What is no text, or does not fit the schema, is null there and
-keeps its bytes in ``_corrupt_record``. With `keep_deleted` there is ``deleted``.
+Values are bytes, text, or columns. What is no text, or no JSON object, is null there and keeps its
+bytes in ``_corrupt_record``; members that do not fit their columns are in ``_rescued``, as JSON.
+With `keep_deleted` there is ``deleted``.
+
+The columns of a schema may follow the documents: what tasks have seen that the schema lacks makes
+a wider shape (`MirrorShape.grown`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +29,16 @@ from ...model import Op
 from ..source_options import ReadOptions
 from .data_files import GROUP
 from .json_columns import JsonColumns
+from .json_types import VOID, Type, count, merged, settled
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
-
-__all__ = ["CORRUPT", "LETTERS", "MirrorShape", "inferred_schema"]
+__all__ = ["CORRUPT", "LETTERS", "NO_COLUMNS", "RESCUED", "MirrorShape", "ShapedRows"]
 
 CORRUPT: Final = "_corrupt_record"
+RESCUED: Final = "_rescued"
+#: The schema from which columns that follow documents begin.
+NO_COLUMNS: Final = '{"type":"struct","fields":[]}'
+#: Columns, with the members of structs, that follow documents; further members are rescued.
+_MOST_COLUMNS: Final = 2_000
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _METADATA: Final[dict[str, Any]] = {
     "cas": pa.int64(),
@@ -47,7 +53,8 @@ _METADATA: Final[dict[str, Any]] = {
     "event_time": _TIMESTAMP,
     "branch": pa.int32(),
 }
-_OURS: Final = frozenset({"key", *_METADATA, GROUP, CORRUPT, "gone", "change", "deleted"})
+_OURS: Final = frozenset({"key", *_METADATA, GROUP, CORRUPT, RESCUED, "gone", "change", "deleted"})
+_TAKEN: Final = _OURS | {"value"}
 #: What is put aside of a change whose value does not fit the schema.
 LETTERS: Final = pa.schema(
     [
@@ -59,9 +66,22 @@ LETTERS: Final = pa.schema(
 )
 
 
+@dataclass(slots=True)
+class ShapedRows:
+    """The rows of some changes."""
+
+    rows: pa.RecordBatch
+    #: Which of them the table has.
+    is_row: npt.NDArray[np.bool_]
+    #: What does not fit the schema.
+    letters: pa.RecordBatch | None = None
+    #: By name the types of members that the schema lacks.
+    seen: dict[str, Type] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MirrorShape:
-    """How documents become rows. It is fixed when a mirror is made."""
+    """How documents become rows."""
 
     #: Whether values are text.
     text: bool = False
@@ -70,25 +90,38 @@ class MirrorShape:
     keep_deleted: bool = False
     #: How many numbers `vbucket_group` has.
     groups: int = 64
+    #: Whether members that do not fit are rescued; tables of earlier releases have no such column.
+    rescues: bool = False
+    #: Whether there are as many columns as there may be, so that further members are rescued.
+    full: bool = False
+    #: Whether columns follow documents, and may become text where documents disagree.
+    follows: bool = False
+    to_text: bool = False
 
     def __post_init__(self) -> None:
         if self.text and self.schema:
             raise ConfigError("valueFormat and valueSchema contradict each other: give one of them")
         for member in json.loads(self.schema)["fields"] if self.schema else ():
             name = member["name"]
-            if name.lower() in _OURS or name == "value":
+            if name.lower() in _TAKEN:
                 raise ConfigError(
                     f"valueSchema: a mirror has a column {name} already; leave that member out"
                 )
 
-    def to_json(self) -> str:
+    def to_property(self) -> str:
+        """What a table remembers."""
         told: dict[str, Any] = {
             "valueFormat": "string" if self.text else "binary",
             "valueSchema": self.schema,
             "keepDeleted": self.keep_deleted,
             "groups": self.groups,
         }
-        return json.dumps(told)
+        told |= {"rescues": True} if self.rescues else {}
+        told |= {"follows": True} if self.follows else {}
+        return json.dumps(told | ({"full": True} if self.full else {}))
+
+    def to_json(self) -> str:
+        return json.dumps(json.loads(self.to_property()) | {"toText": self.to_text})
 
     @classmethod
     def of_json(cls, text: str) -> MirrorShape:
@@ -98,6 +131,10 @@ class MirrorShape:
             schema=told["valueSchema"],
             keep_deleted=told["keepDeleted"],
             groups=told["groups"],
+            rescues=told.get("rescues", False),
+            full=told.get("full", False),
+            follows=told.get("follows", False),
+            to_text=told.get("toText", False),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +147,16 @@ class MirrorShape:
 
     @cached_property
     def _members(self) -> JsonColumns | None:
-        return JsonColumns.of_spark(self.schema) if self.schema else None
+        if not self.schema:
+            return None
+        return JsonColumns.of_spark(
+            self.schema, rescues=self.rescues, follows=self.follows, full=self.full
+        )
+
+    @cached_property
+    def _types(self) -> dict[str, Type]:
+        fields = json.loads(self.schema)["fields"] if self.schema else ()
+        return {one["name"]: one["type"] for one in fields}
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -122,73 +168,83 @@ class MirrorShape:
             columns.append(("value", pa.string() if self.text else pa.binary()))
         if self.text or self.schema:
             columns.append((CORRUPT, pa.binary()))
+        if self.rescues:
+            columns.append((RESCUED, pa.string()))
         columns += _METADATA.items()
         columns.append((GROUP, pa.int32()))
         if self.keep_deleted:
             columns.append(("deleted", pa.bool_()))
         return pa.schema(columns)
 
-    def rows(
-        self, changes: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_], pa.RecordBatch | None]:
-        """The rows of changes, which of them the table has, and what does not fit the schema."""
+    def grown(self, found: Iterable[Mapping[str, Type]]) -> MirrorShape | None:
+        """The shape with columns for what was seen; None if that is this one."""
+        new: dict[str, Type] = {}
+        types = dict(self._types)
+        for seen in found:
+            for name, kind in seen.items():
+                if name in types:
+                    types[name] = settled(merged(types[name], kind, to_text=self.to_text))
+                else:
+                    new[name] = merged(new.get(name, VOID), kind, to_text=True)
+        lower = {name.lower() for name in types}
+        size = sum(map(count, types.values()))
+        full = self.full
+        for name in sorted(new):
+            kind = settled(new[name])
+            if size + count(kind) > _MOST_COLUMNS:
+                full = True
+            elif name.lower() not in lower:
+                lower.add(name.lower())
+                types[name] = kind
+                size += count(kind)
+        if types == self._types and full == self.full:
+            return None
+        fields = [
+            {"name": name, "type": kind, "nullable": True, "metadata": {}}
+            for name, kind in types.items()
+        ]
+        return replace(self, schema=json.dumps({"type": "struct", "fields": fields}), full=full)
+
+    def only_adds_to(self, before: MirrorShape) -> bool:
+        """Whether rows of the shape before are rows of this one, with nulls in new columns."""
+        same = replace(self, schema=before.schema, full=before.full) == before
+        return same and before._types.items() <= self._types.items()
+
+    def rows(self, changes: pa.RecordBatch) -> ShapedRows:
+        """The rows of changes."""
         lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
         columns = {name: changes.column(name) for name in ("key", *_METADATA)}
         vbuckets = changes.column("vbucket").to_numpy()
         columns[GROUP] = pa.array((vbuckets % self.groups).astype(np.int32))
-        letters = None
+        made = ShapedRows(changes, np.ones(changes.num_rows, bool))
         if self._members is not None:
             values = pc.if_else(lives, changes.column("value"), pa.scalar(None, pa.binary()))
-            members, corrupt, reasons = self._members.parse(values)
-            columns |= members
-            columns[CORRUPT] = corrupt
-            letters = _letters(changes, corrupt, reasons)
+            parsed = self._members.parse(values, _TAKEN)
+            columns |= parsed.columns
+            columns[CORRUPT] = parsed.corrupt
+            columns[RESCUED] = parsed.rescued
+            made.letters = _letters(changes, parsed.reasons)
+            made.seen = parsed.seen
         else:
             columns["value"] = changes.column("value")
             if self.text:
                 columns[CORRUPT] = changes.column(CORRUPT)
         if self.keep_deleted:
             columns["deleted"] = pc.invert(lives)
-            is_row = np.ones(changes.num_rows, bool)
         else:
-            is_row = lives.to_numpy(zero_copy_only=False)
+            made.is_row = lives.to_numpy(zero_copy_only=False)
         schema = self.arrow_schema
-        made = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        return made, is_row, letters
-
-
-def _letters(
-    changes: pa.RecordBatch, corrupt: Any, reasons: list[str | None]
-) -> pa.RecordBatch | None:
-    if corrupt.null_count == len(corrupt):
-        return None
-    told = {
-        **{name: changes.column(name) for name in LETTERS.names if name != "reason"},
-        "reason": pa.array(reasons, pa.string()),
-        "value": corrupt,
-    }
-    rows = pa.RecordBatch.from_arrays([told[name] for name in LETTERS.names], schema=LETTERS)
-    return rows.filter(pc.is_valid(corrupt))
-
-
-def inferred_schema(documents: DataFrame) -> StructType:
-    """A schema that the values of some documents fit, found by Spark."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
-
-    parsed = f.try_parse_json(f.col("value").cast("string"))
-    row = documents.select(f.schema_of_variant_agg(parsed)).first()
-    found = row[0] if row is not None else ""
-    if not isinstance(found, str) or not found.startswith("OBJECT<"):
-        raise ConfigError(
-            "valueSchema: no schema can be inferred, since documents are no JSON objects "
-            "or there are none yet; give the schema, such as 'name string, age int'"
+        made.rows = pa.RecordBatch.from_arrays(
+            [columns[name] for name in schema.names], schema=schema
         )
-    # numbers with a fraction come with the digits that were seen; others will have more
-    found = re.sub(r"DECIMAL\(\d+,\d+\)", "DOUBLE", found)
-    found = re.sub(r"\b(VOID|VARIANT)\b", "STRING", found).replace("OBJECT<", "STRUCT<")
-    described = StructType.fromDDL(f"value {found}")
-    assert isinstance(described, StructType)
-    members = described["value"].dataType
-    assert isinstance(members, StructType)
-    return members
+        return made
+
+
+def _letters(changes: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch | None:
+    if not any(reasons):
+        return None
+    why = pa.array(reasons, pa.string())
+    told = {name: changes.column(name) for name in LETTERS.names if name != "reason"}
+    told["reason"] = why
+    rows = pa.RecordBatch.from_arrays([told[name] for name in LETTERS.names], schema=LETTERS)
+    return rows.filter(pc.is_valid(why))

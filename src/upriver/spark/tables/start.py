@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
@@ -26,13 +27,14 @@ from .settings import (
     MERGE_ON_READ,
     PER_COLLECTION,
     PIPELINE,
+    SELECTION,
     SHAPE,
     PipelineSettings,
     identity_properties,
     require_readable,
     require_same,
 )
-from .shape import MirrorShape, inferred_schema
+from .shape import NO_COLUMNS, MirrorShape
 from .table_set import LEDGER, TableSet
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["start_pipeline"]
 
-#: Documents that a schema is inferred from.
-_SAMPLE: Final = 10_000
 #: Readers of old versions need their files and their part of the log: Upriver alone decides.
 _LEFT_TO_US: Final = {
     "delta.deletedFileRetentionDuration": "interval 36500 days",
@@ -74,9 +74,9 @@ def start_pipeline(
         identity = identity_properties(settings, watching.identity())
         shape = MirrorShape()
         if settings.kind == "mirror":
-            shape = _shape(spark, settings, held)
+            shape = _shape(settings, held)
             identity |= {
-                SHAPE: shape.to_json(),
+                SHAPE: shape.to_property(),
                 PER_COLLECTION: str(settings.table_per_collection).lower(),
                 MERGE_ON_READ: str(settings.merge_on_read).lower(),
             }
@@ -85,7 +85,7 @@ def start_pipeline(
             changed = require_same(
                 place.storage.url, held, identity, may_change=settings.allow_change
             )
-        chosen = ChosenCollections(settings.read, was_other=bool(changed))
+        chosen = ChosenCollections(settings.read, was_other=SELECTION in (changed or {}))
         if held is None:
             chosen.require_there(watching)
         tables = _tables(settings, place, shape, identity, on_step)
@@ -139,19 +139,13 @@ def _tables(
     return TableSet.create(place.storage, schema, properties, settings.window, on_step)
 
 
-def _shape(
-    spark: SparkSession | None, settings: PipelineSettings, held: Mapping[str, str] | None
-) -> MirrorShape:
-    """How rows look: as asked; what was inferred once stays."""
+def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> MirrorShape:
+    """How rows look: as asked; columns that follow documents go on from those of the table."""
     asked = settings.value_schema
+    before = MirrorShape.of_json(held[SHAPE]) if held is not None and SHAPE in held else None
     schema = ""
-    if asked == "infer" and held is not None:
-        schema = MirrorShape.of_json(held[SHAPE]).schema
-    elif asked == "infer":
-        assert spark is not None
-        options = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-        documents = spark.read.format("dcp").options(**options).load()
-        schema = inferred_schema(documents.where("op = 'mutation'").limit(_SAMPLE)).json()
+    if asked == "infer":
+        schema = before.schema if before is not None and before.schema else NO_COLUMNS
     elif asked:
         from pyspark.sql.types import StructType
 
@@ -159,12 +153,21 @@ def _shape(
         if not isinstance(described, StructType):
             raise ConfigError(f"valueSchema: {asked!r} describes no columns, such as 'name string'")
         schema = described.json()
-    return MirrorShape(
+    shape = MirrorShape(
         text=settings.text,
         schema=schema,
         keep_deleted=settings.keep_deleted,
         groups=settings.groups,
+        rescues=bool(schema),
+        follows=asked == "infer",
+        to_text=settings.widen_to_text,
     )
+    if before is not None and before.schema == schema:
+        shape = replace(shape, full=before.full)
+        as_before = replace(shape, rescues=before.rescues, follows=shape.follows and before.follows)
+        if not settings.allow_change or as_before.to_property() == before.to_property():
+            return as_before  # tables of earlier releases rescue nothing and follow nothing
+    return shape
 
 
 def place_of(table: str | os.PathLike[str], settings: PipelineSettings) -> TablePlace:

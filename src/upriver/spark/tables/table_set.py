@@ -229,18 +229,27 @@ class TableSet:
         covered: Mapping[int, Name] | None = None,
         properties: Mapping[str, str] | None = None,
         operation: str = "UPRIVER BATCH",
+        schema: pa.Schema | None = None,
+        forget: bool = False,
     ) -> None:
         """Makes a batch part of the tables, in one step; Conflict if somebody was faster.
 
-        A table of some collections says which ones it has ``covered``. With ``properties`` it is
-        of something else from now on, and rollbacks cannot go back to versions before.
+        A table of some collections says which ones it has ``covered``. With ``properties`` or a
+        ``schema`` the table has these from now on; if it is to ``forget``, rollbacks cannot go
+        back to versions before.
         """
+        if schema is not None:
+            self.schema = schema
         names = {name for one in outcomes for name in (*one.files, *one.gone)}
         for name in sorted(names - {""}):
             self._collection(name)
         parts = {name: self._actions(name, outcomes, executors) for name in sorted(names)}
         self.on_step("files")
         letters = [new for one in outcomes for new in one.letters]
+        if schema is not None and self.per_collection:
+            for name, table in self.data_tables().items():
+                wider = table.snapshot.changed_metadata({}, delta_log.schema_text(schema))
+                parts[name] = [*wider, *parts.get(name, [])]
         pending = {name: actions for name, actions in parts.items() if name and actions}
         if letters:
             pending[DEAD_LETTERS] = [new.file.add_action() for new in letters]
@@ -248,9 +257,11 @@ class TableSet:
         if covered is not None:
             state = replace(state, collections=dict(covered))
         actions = parts.get("", [])
-        if properties is not None:
+        if forget:
             state = replace(state, versions={})
-            actions = [*self.ledger.snapshot.changed_metadata(properties), *actions]
+        if properties or schema is not None:
+            told = None if schema is None or self.per_collection else delta_log.schema_text(schema)
+            actions = [*self.ledger.snapshot.changed_metadata(properties or {}, told), *actions]
         lease.check()
         done = self.ledger.commit(
             actions,
