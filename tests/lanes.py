@@ -64,6 +64,7 @@ _LANE_OF = {
     "spark/test_offsets.py": "unit",
     "spark/test_source_options.py": "unit",
     "spark/test_offset_planning.py": "unit",
+    "spark/test_exhaustive_planning.py": "unit",
     "spark/test_simulation.py": "unit",
     "store/test_store_faults.py": "process",
     "store/test_store_killed.py": "process",

@@ -50,12 +50,6 @@ FAULTS = (
         "if salvage:",
     ),
     Fault(
-        "a failed group stays in memory",
-        "upriver.store.bucket_data",
-        "                known.progress = found\n        except",
-        "                pass\n        except",
-    ),
-    Fault(
         "writes go on after a failed write",
         "upriver.store.bucket_data",
         "            if self._failure is not None:\n                self._recover(self._failure)\n"

@@ -30,6 +30,7 @@ _SECTIONS: Final = {
         "tail": "Print the changes of a bucket as they come.",
         "check": "Say whether a reader would be rolled back, and why.",
         "checkpoint": "Look at the checkpoint file of a reader, compare it, move it.",
+        "validate": "Say whether the rules of a stream held, from what tail printed.",
         "decode": "Explain packets of any draft, and what is wrong with them.",
     },
     "Tables in Spark": {

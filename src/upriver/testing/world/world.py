@@ -161,6 +161,7 @@ class World:
             BucketSettings(
                 vbuckets=self.plan.vbuckets,
                 durability=self.plan.sync,
+                sync_interval=1.0,
                 maintenance_interval=0,
                 purge_age=0,
             ),
