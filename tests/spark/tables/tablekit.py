@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from upriver.errors import UpriverError
-from upriver.spark.tables.api import mirror
+from upriver.spark.tables.api import changelog, mirror
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.start import place_of, start_pipeline
@@ -113,6 +113,18 @@ def running_mirror(
 ) -> Iterator[Pipeline]:
     """A mirror that runs until the block ends."""
     pipeline = mirror(spark, source=producer.source, table=table, **more)
+    try:
+        yield pipeline
+    finally:
+        pipeline.stop()
+
+
+@contextmanager
+def running_changelog(
+    spark: SparkSession, producer: TemporaryProducer, table: Path | str, **more: Any
+) -> Iterator[Pipeline]:
+    """A change log that runs until the block ends."""
+    pipeline = changelog(spark, source=producer.source, table=table, **more)
     try:
         yield pipeline
     finally:

@@ -11,16 +11,20 @@ import pytest
 from pyspark.sql import SparkSession
 from tablekit import (
     ModelledBucket,
+    becomes,
     becomes_equal,
     caught_up,
     crashed,
     documents_of,
     rows_of,
+    running_changelog,
     running_mirror,
 )
 
 from upriver.errors import ConfigError
+from upriver.spark.fold import fold
 from upriver.spark.tables import compaction, table_set
+from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
@@ -93,7 +97,10 @@ def test_random_schedules_end_equal(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Writes, deletions and failovers at any moment, with batches that cut them anywhere."""
+    """Writes, deletions and failovers at any moment, with batches that cut them anywhere.
+
+    The mirror is what the bucket has, and what a change log of the same history folds to.
+    """
     monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
     table = tmp_path / "documents"
@@ -107,7 +114,11 @@ def test_random_schedules_end_equal(
         # a branch that two failovers have taken away does not come back
         "retry_timeout": "1s",
     }
-    with running_mirror(spark, bucket.producer, table, **options) as pipeline:
+    changes = tmp_path / "changes"
+    with (
+        running_mirror(spark, bucket.producer, table, **options) as pipeline,
+        running_changelog(spark, bucket.producer, changes, retry_timeout="1s") as logging,
+    ):
         for _ in range(5):
             for _ in range(dice.randrange(1, 25)):
                 vbucket = dice.randrange(VBUCKETS)
@@ -125,6 +136,9 @@ def test_random_schedules_end_equal(
             if dice.random() < 0.7:
                 becomes_equal(pipeline, bucket, table)
         becomes_equal(pipeline, bucket, table)
+        becomes(logging, lambda: logging.lag() == 0, True)
+    folded = fold(read_table(spark, changes)).collect()
+    assert {bytes(row.key): bytes(row.value) for row in folded} == documents_of(table)
     found = verify(spark, source=bucket.producer.source, table=str(table))
     assert (found.equal, found.differing) == (len(bucket.documents()), 0)
     assert documents_of(table) == bucket.documents()

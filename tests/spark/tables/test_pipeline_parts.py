@@ -22,6 +22,7 @@ from upriver.spark.tables.storage import Storage
 from upriver.spark.task_steps import ReadStep
 
 SOURCE = "couchbase://localhost/default"
+SECRET = "a-secret-that-nobody-repeats"
 
 
 def record(number: int, **more: Any) -> BatchRecord:
@@ -76,6 +77,55 @@ def test_a_table_is_a_directory_or_in_an_object_store(tmp_path: Path) -> None:
     for text in ("ftp://host/table", "s3://", ""):
         with pytest.raises(ConfigError, match="table: "):
             TablePlace.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [
+        ("s3://bucket/t", {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": SECRET}),
+        ("s3a://bucket/t", {"aws_region": "eu-west-1", "timeout": "30s"}),
+        ("az://container/t", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_SAS_KEY": "sig=x"}),
+        (
+            "abfss://container@account.dfs.core.windows.net/t",
+            {"AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0"},
+        ),
+        ("gs://bucket/t", {"GOOGLE_SKIP_SIGNATURE": "true"}),
+    ],
+)
+def test_every_kind_of_object_store_is_opened_with_the_options_of_deltalake(
+    address: str, options: dict[str, str]
+) -> None:
+    environment = {
+        "HOME": "/",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "AZURE_ALLOW_HTTP": "true",
+        "GOOGLE_SERVICE_ACCOUNT_PATH": "",
+    }
+    storage = Storage.parse(address, options, environment)
+    assert storage._store.prefix == "t"
+    assert SECRET not in repr(storage) + str(storage)
+    assert "HOME" not in dict(storage.options)
+    assert ("AWS_DEFAULT_REGION" in dict(storage.options)) == address.startswith("s3")
+    assert ("AZURE_ALLOW_HTTP" in dict(storage.options)) == address.startswith("a")
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "said"),
+    [
+        ("az://container/t", {}, "Account must be specified"),
+        ("abfss://container@account/t", {}, "did not match any known pattern"),
+        ("gs://bucket/t", {"GOOGLE_SERVICE_ACCOUNT": "/no/such/file"}, "/no/such/file"),
+        ("s3://bucket/t", {"AWS_NONSENSE": SECRET}, "aws_nonsense"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_named_with_what_to_check(
+    address: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match="check the address, storageOptions") as failure:
+        Storage.parse(address, options, {}).exists("a")
+    assert said in str(failure.value)
+    assert address in str(failure.value)
+    assert SECRET not in str(failure.value)
 
 
 @pytest.mark.parametrize(

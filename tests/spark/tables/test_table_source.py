@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tablekit import ModelledBucket, caught_up
+from tablekit import ModelledBucket, caught_up, rows_of
 
 from upriver.spark import read_table, register
 from upriver.spark.tables.maintenance import compact
@@ -58,6 +59,30 @@ def test_rows_versions_columns_and_filters(
         read_table(spark, table, version="1")
     with pytest.raises(PySparkException, match="there is no Delta table"):
         read_table(spark, tmp_path / "none")
+
+
+def test_spark_reads_the_rows_that_other_readers_read(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    """All columns, after updates, deletions and a failover, with vectors and without."""
+    for merge_on_read in ("true", "false"):
+        table = tmp_path / merge_on_read
+        caught_up(spark, bucket.producer, table, merge_on_read=merge_on_read)
+        high = bucket.high(0)
+        bucket.write(0, b"k0", b"lost")
+        bucket.write(2, b"k2", b"new")
+        bucket.delete(1, b"k1") if bucket.has(1, b"k1") else bucket.write(1, b"k1", b"again")
+        caught_up(spark, bucket.producer, table, merge_on_read=merge_on_read)
+        bucket.fail_over(0, high)
+        caught_up(spark, bucket.producer, table, merge_on_read=merge_on_read)
+        wanted = sorted(rows_of(table), key=lambda row: row["key"])
+        frame = read_table(spark, table)
+        assert frame.columns == list(wanted[0])
+        found = sorted(frame.toArrow().to_pylist(), key=lambda row: row["key"])
+        assert found == wanted
+        polars_rows = polars.read_delta(str(table)).to_arrow().to_pylist()
+        assert sorted(polars_rows, key=lambda row: row["key"]) == wanted
+        assert {row["key"]: row["value"] for row in wanted} == bucket.documents()
 
 
 def test_a_change_feed_tells_what_is_different(

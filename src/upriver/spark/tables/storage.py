@@ -1,7 +1,7 @@
 """Where a table's files are: a directory, or a prefix of an object store, through one interface.
 
     /data/documents, file:///data/documents, s3://bucket/path, az://container/path,
-    abfss://container@account/path, gs://bucket/path
+    abfss://container@account.dfs.core.windows.net/path, gs://bucket/path
 
 Options and credentials are those that `deltalake` takes (``AWS_ENDPOINT_URL``,
 ``AZURE_STORAGE_ACCOUNT_KEY``, ...). They come from the driver's environment and from the option
@@ -143,7 +143,8 @@ class Storage:
         if scheme not in _SCHEMES or not rest.strip("/"):
             raise ConfigError(
                 f"table: {text!r} is no place for a table; give a directory, s3://bucket/path, "
-                "az://container/path, abfss://container@account/path or gs://bucket/path"
+                "az://container/path, abfss://container@account.dfs.core.windows.net/path or "
+                "gs://bucket/path"
             )
         known = _VARIABLES[_prefix(text)]
         chosen = {name: value for name, value in environ.items() if name in known and value}
@@ -304,7 +305,8 @@ def _store(url: str, options: tuple[tuple[str, str], ...]) -> Any:
         return _from_url(url, config=config, client_options=client)
     except (BaseError, ValueError, TypeError) as problem:
         raise ConfigError(
-            f"table: {url} cannot be opened: {str(problem).splitlines()[0]}"
+            f"table: {url} cannot be opened: {str(problem).splitlines()[0]}; check the address, "
+            "storageOptions and the variables of the environment"
         ) from None
 
 
