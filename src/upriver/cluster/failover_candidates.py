@@ -16,7 +16,7 @@ __all__ = ["copies_at", "refuse_if_only_copy"]
 async def copies_at(links: Mapping[str, NodeLink]) -> Copies:
     """What each node that answers has."""
     answers = await asyncio.gather(*map(_copies, links.values()))
-    return {node: told for node, told in zip(links, answers, strict=True) if told is not None}
+    return {node: reply for node, reply in zip(links, answers, strict=True) if reply is not None}
 
 
 async def _copies(link: NodeLink) -> Mapping[int, Copy] | None:

@@ -177,7 +177,7 @@ class Manager:
             self._ensure(node)
         answers = await asyncio.gather(*map(self._look_at, members))
         self._facts = {
-            name: told for name, told in zip(names, answers, strict=True) if told is not None
+            name: copies for name, copies in zip(names, answers, strict=True) if copies is not None
         }
         self.last_seen |= self._facts
         await self._share_manifest()
@@ -230,8 +230,8 @@ class Manager:
 
     def _processes_of(self, active: str | None, node: str) -> tuple[str, str, str]:
         links = self._links
-        told = [links[name].instance if name in links else "" for name in (active or "", node)]
-        return active or "", told[0], told[1]
+        held = [links[name].instance if name in links else "" for name in (active or "", node)]
+        return active or "", held[0], held[1]
 
     def _note(self, now: Situation, found: Orders) -> None:
         """Saves the results of a poll."""
@@ -325,9 +325,11 @@ class Manager:
                 ]
                 for name in self._facts
             }
-            told = await asyncio.gather(*(self._asked(*one) for one in asked.items()))
+            replies = await asyncio.gather(*(self._asked(*one) for one in asked.items()))
             self._facts = {
-                name: copies for name, copies in zip(asked, told, strict=True) if copies is not None
+                name: copies
+                for name, copies in zip(asked, replies, strict=True)
+                if copies is not None
             }
         return replace(now, facts=self._facts)
 
@@ -356,11 +358,11 @@ class Manager:
 
     async def _share_manifest(self) -> None:
         """Sets the newest manifest of collections of any node on all nodes."""
-        told = {name: await self._links[name].manifest() for name in self._facts}
-        if not told:
+        replies = {name: await self._links[name].manifest() for name in self._facts}
+        if not replies:
             return
-        uid, raw = max(told.values())
-        for name, (known, _) in told.items():
+        uid, raw = max(replies.values())
+        for name, (known, _) in replies.items():
             if known < uid:
                 await self._links[name].give_manifest(uid, raw)
 

@@ -144,13 +144,13 @@ def call(directory: Path, command: str, node: str = "") -> Iterator[dict[str, An
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 for line in lines:
-                    told: dict[str, Any] = json.loads(line)
-                    if not told:
+                    reply: dict[str, Any] = json.loads(line)
+                    if not reply:
                         continue
-                    if "error" in told:
-                        raise ConfigError(told["error"])
-                    yield told
-                    if "result" in told:
+                    if "error" in reply:
+                        raise ConfigError(reply["error"])
+                    yield reply
+                    if "result" in reply:
                         return
     except TimeoutError:
         raise ConfigError(

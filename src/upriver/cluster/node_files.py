@@ -112,7 +112,7 @@ def _probe(data: Path, *, forgetting: bool) -> bool | None:
 def read(data: Path) -> dict[str, Any]:
     """What the node's process last wrote about itself; empty if nothing."""
     try:
-        told = json.loads((data / _NODE_FILE).read_text())
+        stored = json.loads((data / _NODE_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return stored if isinstance(stored, dict) else {}

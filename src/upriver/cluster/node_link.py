@@ -87,10 +87,10 @@ class NodeLink:
         answer = await self._ask(self._endpoint.token(ticket, lock=self._lock()))
         raw = answer.value if isinstance(answer, m.PlainResponse) else b""
         try:
-            told: dict[str, Any] = json.loads(raw)
-            self._ticket = operator.index(told["ticket"])
-            self.instance, self.serves = str(told["instance"]), bool(told["serves"])
-            self.sessions = tuple(map(str, told["sessions"]))
+            reply: dict[str, Any] = json.loads(raw)
+            self._ticket = operator.index(reply["ticket"])
+            self.instance, self.serves = str(reply["instance"]), bool(reply["serves"])
+            self.sessions = tuple(map(str, reply["sessions"]))
         except (ValueError, KeyError, TypeError) as problem:
             raise RemoteProtocolError(f"a ticket cannot be read: {problem!r}") from None
         self.ticket_at = asyncio.get_running_loop().time()
@@ -119,12 +119,12 @@ class NodeLink:
 
     async def copies(self) -> dict[int, Copy]:
         """The node's copy of every vbucket, including dead ones."""
-        told: dict[int, Copy] = {}
+        copies: dict[int, Copy] = {}
         for state, requested in _STATES.items():
             answer = await self._ask(kv.GetAllSeqnos(state=requested))
             assert isinstance(answer, kv.AllSeqnosResponse)
-            told |= {vbucket: Copy(state, seqno) for vbucket, seqno in answer.seqnos}
-        return told
+            copies |= {vbucket: Copy(state, seqno) for vbucket, seqno in answer.seqnos}
+        return copies
 
     async def set_states(self, wanted: Iterable[tuple[int, VBucketState]]) -> None:
         orders = list(wanted)
@@ -137,13 +137,13 @@ class NodeLink:
 
     async def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """The failover logs of vbuckets."""
-        told: dict[int, FailoverLog] = {}
+        logs: dict[int, FailoverLog] = {}
         wanted = list(vbuckets)
         for first in range(0, len(wanted), _AT_ONCE):
             some = wanted[first : first + _AT_ONCE]
             found = await asyncio.gather(*map(self._log, some))
-            told |= dict(zip(some, found, strict=True))
-        return told
+            logs |= dict(zip(some, found, strict=True))
+        return logs
 
     async def _log(self, vbucket: int) -> FailoverLog:
         answer = await self._ask(kv.GetFailoverLog(vbucket=vbucket))
@@ -176,8 +176,8 @@ class NodeLink:
         answer = await self._ask(kv.GetManifest())
         raw = answer.value if isinstance(answer, m.PlainResponse) else b""
         try:
-            told: dict[str, Any] = json.loads(raw)
-            self.manifest_uid = int(told["uid"], 16)
+            reply: dict[str, Any] = json.loads(raw)
+            self.manifest_uid = int(reply["uid"], 16)
         except (ValueError, KeyError, TypeError) as problem:
             raise RemoteProtocolError(f"a manifest cannot be read: {problem!r}") from None
         return self.manifest_uid, raw

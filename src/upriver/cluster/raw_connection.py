@@ -67,9 +67,9 @@ class Endpoint:
 
     def token(self, ticket: int = 0, **more: str) -> kv.SetCtrlToken:
         """The token of this manager for the node; with a ticket it renews the node's lease."""
-        told = {"cluster": self.cluster, "node": self.name, "ticket": ticket, **more}
+        content = {"cluster": self.cluster, "node": self.name, "ticket": ticket, **more}
         return kv.SetCtrlToken(
-            token=self.epoch, value=json.dumps(told).encode(), datatype=Datatype.JSON
+            token=self.epoch, value=json.dumps(content).encode(), datatype=Datatype.JSON
         )
 
 

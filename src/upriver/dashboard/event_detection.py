@@ -30,8 +30,8 @@ class EventDetector:
         self.changes: dict[str, int] = {}
         self.branches: dict[str, int] = {}
         self._before: dict[str, BucketFigures] = {}
-        self._rollbacks_told: int | None = None
-        self._batches_told: dict[str, float] = {}
+        self._last_rollback: int | None = None
+        self._last_batches: dict[str, float] = {}
         self._next_id = 1
 
     def see_server(self, server: ServerFigures, now: float) -> None:
@@ -46,24 +46,24 @@ class EventDetector:
                 self._compare(before, bucket, now)
         self._before = {bucket["name"]: bucket for bucket in server["buckets"]}
         newest = max((one["id"] for one in server["rolled_back"]), default=0)
-        if self._rollbacks_told is not None:
+        if self._last_rollback is not None:
             for one in server["rolled_back"]:
-                if one["id"] > self._rollbacks_told or newest < self._rollbacks_told:
+                if one["id"] > self._last_rollback or newest < self._last_rollback:
                     reader = one["connection"] or "a reader without a name"
                     text = f"{reader} was rolled back to seqno {one['seqno']:,}"
-                    self._tell("rollback", text, one["time"], one["bucket"], one["vbucket"])
-        self._rollbacks_told = newest
+                    self._add("rollback", text, one["time"], one["bucket"], one["vbucket"])
+        self._last_rollback = newest
 
     def see_pipeline(self, pipeline: PipelineFigures) -> None:
         name = pipeline["name"]
-        told = self._batches_told.get(name)
+        last = self._last_batches.get(name)
         for batch in pipeline["recent"]:
-            if told is not None and batch["time"] > told and batch["rollbacks"]:
+            if last is not None and batch["time"] > last and batch["rollbacks"]:
                 times = f"{batch['rollbacks']:,} rollback{'s' * (batch['rollbacks'] > 1)}"
                 text = f"{name}: batch {batch['batch']:,} had {times}"
-                self._tell("rollback", text, batch["time"])
+                self._add("rollback", text, batch["time"])
         newest = (batch["time"] for batch in pipeline["recent"])
-        self._batches_told[name] = max(newest, default=told or 0.0)
+        self._last_batches[name] = max(newest, default=last or 0.0)
 
     def _compare(self, before: BucketFigures, after: BucketFigures, now: float) -> None:
         old, new, name = before["vbuckets"], after["vbuckets"], after["name"]
@@ -74,12 +74,12 @@ class EventDetector:
         self.branches[name] += len(branched)
         if len(branched) > _SINGLY:
             text = f"{len(branched):,} vbuckets began new branches"
-            self._tell("failover", text, now, name)
+            self._add("failover", text, now, name)
         else:
             for vbucket in branched:
                 was, high = old["high"][vbucket], new["high"][vbucket]
                 text = f"a new branch began; the high seqno was {was:,} and is {high:,}"
-                self._tell("failover", text, now, name, vbucket)
+                self._add("failover", text, now, name, vbucket)
         moved: dict[tuple[str, str], list[int]] = {}
         for vbucket in _different(old["state"], new["state"]):
             way = old["state"][vbucket], new["state"][vbucket]
@@ -87,12 +87,12 @@ class EventDetector:
         for (was_state, state), vbuckets in moved.items():
             text = f"{_STATES.get(was_state, was_state)} became {_STATES.get(state, state)}"
             if len(vbuckets) > _SINGLY:
-                self._tell("state", f"{len(vbuckets):,} vbuckets: {text}", now, name)
+                self._add("state", f"{len(vbuckets):,} vbuckets: {text}", now, name)
             else:
                 for vbucket in vbuckets:
-                    self._tell("state", text, now, name, vbucket)
+                    self._add("state", text, now, name, vbucket)
 
-    def _tell(
+    def _add(
         self,
         kind: str,
         text: str,

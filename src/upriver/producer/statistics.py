@@ -102,7 +102,7 @@ class ServerView:
 
 
 def connection_view(
-    client: ClientInfo, desk: StreamCommands, replica: ReplicaCommands | None, dialect: str
+    client: ClientInfo, commands: StreamCommands, replica: ReplicaCommands | None, dialect: str
 ) -> ConnectionView:
     options = client.options
     return ConnectionView(
@@ -112,16 +112,16 @@ def connection_view(
         user=client.user,
         bucket=client.bucket.name if client.bucket else None,
         dialect=dialect,
-        name=desk.name if replica is None else replica.name,
+        name=commands.name if replica is None else replica.name,
         tls=client.tls,
         window=options.window.size if options else 0,
         outstanding=options.window.outstanding if options else 0,
         noop=options.keepalive.enabled if options else False,
-        bytes_sent=desk.bytes_sent,
-        bytes_acknowledged=desk.acknowledged_bytes,
-        opened_at=desk.opened_at,
-        streams=tuple(map(_stream_view, desk.streams.values())),
-        ended=tuple(map(_stream_view, desk.ended.values())),
+        bytes_sent=commands.bytes_sent,
+        bytes_acknowledged=commands.acknowledged_bytes,
+        opened_at=commands.opened_at,
+        streams=tuple(map(_stream_view, commands.streams.values())),
+        ended=tuple(map(_stream_view, commands.ended.values())),
         receives=() if replica is None else replica.vbuckets,
         consumer=replica is not None,
         notifier=options.notifies if options else False,

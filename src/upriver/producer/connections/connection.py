@@ -400,8 +400,8 @@ class Connection(asyncio.Protocol):
                 self.close()
             self._set_timer()
         elif dialect.command_of(request) in STREAM_COMMANDS:
-            desk = self.streams if self._replica is None else self._replica
-            self._send(desk.answer(request, dialect))
+            commands = self.streams if self._replica is None else self._replica
+            self._send(commands.answer(request, dialect))
             self._set_timer()
         elif (
             self._server.node.durable_writes
