@@ -17,6 +17,8 @@ PAGE = ROOT / "docs" / "demo.md"
 PICTURE = ROOT / "docs" / "images" / "demo.svg"
 #: Pixels of a character and of a line in the picture.
 WIDTH, HEIGHT = 7.8, 18
+#: A space that SVG does not join with the next one.
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 HEAD = """# The demo, as it was
 
@@ -50,7 +52,7 @@ def picture(printed: str) -> str:
     high = len(lines) * HEIGHT + 52
     rows = "\n".join(
         f'<text x="16" y="{48 + number * HEIGHT}" textLength="{len(line) * WIDTH:.0f}">'
-        f"{escape(line)}</text>"
+        f"{escape(line).replace(' ', NO_BREAK)}</text>"
         for number, line in enumerate(lines)
         if line.strip()
     )
@@ -60,7 +62,7 @@ def picture(printed: str) -> str:
 <g fill="#5b6674"><circle cx="20" cy="18" r="5"/><circle cx="38" cy="18" r="5"/>
 <circle cx="56" cy="18" r="5"/></g>
 <g fill="#e8ecf1" font-family="ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
- font-size="13" xml:space="preserve">
+ font-size="13">
 {rows}
 </g>
 </svg>

@@ -5,9 +5,9 @@ import { attribute, brief, clock, duration, fold, make, makeSvg, minutes, say } 
 const WIDTH = 300;
 const HEIGHT = 64;
 const LEAST_SECONDS = 60;
-const STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800];
-/** Pixels that a time on the axis takes at least. */
-const TICK_WIDTH = 80;
+const STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800];
+/** Pixels that a time on the axis takes at least, with and without its seconds. */
+const TICK_WIDTH = [80, 60];
 
 /** The next number of the form 1, 2 or 5 times a power of ten. */
 function roundUp(value) {
@@ -16,10 +16,10 @@ function roundUp(value) {
 }
 
 /** The times that the axis names: round ones, as many as there is room for. */
-function ticks(start, end, width) {
-  const most = Math.max(1, Math.floor(width / TICK_WIDTH));
+function ticks(start, end, width, tick) {
+  const most = Math.max(1, Math.floor(width / tick));
   const step = STEPS.find((one) => (end - start) / one <= most) ?? STEPS.at(-1);
-  const edge = ((end - start) * TICK_WIDTH) / 3 / Math.max(width, 1);
+  const edge = ((end - start) * tick) / 3 / Math.max(width, 1);
   const found = [];
   for (let at = Math.ceil((start + edge) / step) * step; at <= end - edge; at += step) found.push(at);
   return found;
@@ -63,8 +63,9 @@ export class Plot {
     this.y = (value) => this.height - (value / top) * (this.height - 4);
     this.draw();
     this.drawMarks(marks);
-    const labels = ticks(this.start, end, this.svg.clientWidth || WIDTH).map((time) => {
-      const label = make("span", {}, range > 600 ? minutes(time) : clock(time));
+    const long = range > 600;
+    const labels = ticks(this.start, end, this.svg.clientWidth || WIDTH, TICK_WIDTH[Number(long)]).map((time) => {
+      const label = make("span", {}, long ? minutes(time) : clock(time));
       label.style.left = `${(this.x(time) / WIDTH) * 100}%`;
       return label;
     });
@@ -91,10 +92,10 @@ export class Plot {
         this.curves.delete(key);
       }
     }
-    const line = this.filled ? this.path(this.lines[0].values) : "";
-    const ends = line.match(/M([\d.-]+)[^M]*?([\d.-]+) [\d.-]+$/);
-    this.area.setAttribute("d", ends && !line.slice(1).includes("M")
-      ? `${line}L${ends[2]} ${this.height}L${ends[1]} ${this.height}Z` : "");
+    const last = this.times.length - 1;
+    const [left, right] = [this.times[this.from], this.times[last]].map((time) => this.x(time).toFixed(1));
+    this.area.setAttribute("d", this.filled && this.from <= last
+      ? `${this.path(this.lines[0].values)}L${right} ${this.height}L${left} ${this.height}Z` : "");
   }
 
   path(values) {
