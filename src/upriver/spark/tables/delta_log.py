@@ -112,7 +112,7 @@ class DataFile:
         )
 
     def add_action(self, *, data_change: bool = True) -> dict[str, Any]:
-        told = {
+        members = {
             "path": self.name,
             "partitionValues": dict(self.partition),
             "size": self.size,
@@ -121,11 +121,11 @@ class DataFile:
             "stats": self.stats,
         }
         if self.vector is not None:
-            told["deletionVector"] = dict(self.vector)
-        return {"add": told}
+            members["deletionVector"] = dict(self.vector)
+        return {"add": members}
 
     def remove_action(self, *, data_change: bool = True) -> dict[str, Any]:
-        told = {
+        members = {
             "path": self.name,
             "deletionTimestamp": int(time.time() * 1000),
             "dataChange": data_change,
@@ -134,8 +134,8 @@ class DataFile:
             "size": self.size,
         }
         if self.vector is not None:
-            told["deletionVector"] = dict(self.vector)
-        return {"remove": told}
+            members["deletionVector"] = dict(self.vector)
+        return {"remove": members}
 
     def with_vector(self, vector: Mapping[str, Any]) -> DataFile:
         """The same file with other rows marked as gone."""
@@ -239,8 +239,8 @@ class Snapshot:
         schema = self.schema if schema is None else schema
         if configuration == self.configuration and schema == self.schema:
             return []
-        told = {name: value for name, value in self._meta.items() if value is not None}
-        return [{"metaData": told | {"configuration": configuration, "schemaString": schema}}]
+        meta = {name: value for name, value in self._meta.items() if value is not None}
+        return [{"metaData": meta | {"configuration": configuration, "schemaString": schema}}]
 
     @property
     def rows(self) -> int:
@@ -300,12 +300,12 @@ def commit(
     }
     if state is not None:
         info[STATE] = state
-    told: list[dict[str, Any]] = [{"commitInfo": info}, *map(dict, actions)]
-    text = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in told).encode()
+    written: list[dict[str, Any]] = [{"commitInfo": info}, *map(dict, actions)]
+    text = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in written).encode()
     path = f"{LOG}/{version:020}.json"
     if not storage.create(path, text) and storage.read(path) != text:
         return None
-    return told
+    return written
 
 
 def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:

@@ -37,8 +37,8 @@ def documents_as_rows(
 ) -> DataFrame:
     """The changes of a bucket, each as a row of a mirror; no rows unless ``any_wanted``."""
     spark.dataSource.register(_Documents)
-    told = {**options, _SHAPE: shape.to_json()}
-    rows = spark.read.format(_Documents.name()).options(**told).load()
+    given = {**options, _SHAPE: shape.to_json()}
+    rows = spark.read.format(_Documents.name()).options(**given).load()
     return rows if any_wanted else rows.limit(0)
 
 
@@ -51,8 +51,8 @@ class _Documents(DataSource):
         return MirrorShape.of_json(self.options[_SHAPE])
 
     def schema(self) -> StructType:
-        told = Schema.from_arrow(self._shape().arrow_schema).to_json()
-        return StructType.fromJson(json.loads(told)).add(GONE, BooleanType())
+        schema = Schema.from_arrow(self._shape().arrow_schema).to_json()
+        return StructType.fromJson(json.loads(schema)).add(GONE, BooleanType())
 
     def reader(self, schema: StructType) -> _Reader:
         source = {name: text for name, text in self.options.items() if name.lower() != _SHAPE}

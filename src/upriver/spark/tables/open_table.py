@@ -53,8 +53,8 @@ class OpenTable:
         state: str | None = None,
     ) -> OpenTable:
         """Makes an empty table, or opens the one that somebody else makes at the same time."""
-        told = delta_log.schema_text(schema)
-        actions = delta_log.create_actions(told, configuration, vectors=vectors)
+        text = delta_log.schema_text(schema)
+        actions = delta_log.create_actions(text, configuration, vectors=vectors)
         delta_log.commit(storage, 0, actions, operation="CREATE TABLE", state=state)
         table = cls.open(storage)
         assert table is not None
@@ -123,10 +123,10 @@ class OpenTable:
         return found
 
     def _vector(self, file: DataFile) -> BitMap64:
-        told = file.vector and (file.vector["pathOrInlineDv"], file.vector.get("offset"))
+        place = file.vector and (file.vector["pathOrInlineDv"], file.vector.get("offset"))
         held = self._vectors.get(file.name)
-        if held is None or held[0] != told:
-            held = told, read_vector(self.storage, file.vector)
+        if held is None or held[0] != place:
+            held = place, read_vector(self.storage, file.vector)
             self._vectors[file.name] = held
         return held[1]
 

@@ -126,14 +126,14 @@ def storage_options(text: str | None) -> dict[str, str]:
     if not text:
         return {}
     try:
-        told = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
+        parsed = None
+    if not isinstance(parsed, dict) or not all(isinstance(one, str) for one in parsed.values()):
         raise ConfigError(
             'storageOptions: give a JSON object of texts, such as {"AWS_REGION": "eu-west-1"}'
         )
-    return told
+    return parsed
 
 
 def _text(value: object) -> str:

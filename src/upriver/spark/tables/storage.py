@@ -173,7 +173,7 @@ class Storage:
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes a file unless there is one; says whether it has."""
-        with self._told(path, writing=True):
+        with self._translated(path, writing=True):
             try:
                 obstore.put(self._store, path, data, mode="create")
             except AlreadyExistsError:
@@ -182,16 +182,16 @@ class Storage:
 
     def put(self, path: str, data: bytes | Path) -> None:
         """Writes a file, or replaces it."""
-        with self._told(path, writing=True):
+        with self._translated(path, writing=True):
             obstore.put(self._store, path, data)
 
     def read(self, path: str) -> bytes:
         """All of a file; FileNotFoundError if there is none."""
-        with self._told(path):
+        with self._translated(path):
             return bytes(obstore.get(self._store, path).bytes())
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        with self._told(path):
+        with self._translated(path):
             return bytes(obstore.get_range(self._store, path, start=start, length=length))
 
     def source(self, path: str) -> Any:
@@ -218,7 +218,7 @@ class Storage:
 
     def exists(self, path: str) -> bool:
         try:
-            with self._told(path):
+            with self._translated(path):
                 obstore.head(self._store, path)
         except FileNotFoundError:
             return False
@@ -228,7 +228,7 @@ class Storage:
         """Files below a prefix, at any depth; ``after`` skips names up to that one."""
         if self.is_local and not self.path.is_dir():
             return
-        with self._told(prefix):
+        with self._translated(prefix):
             for chunk in obstore.list(self._store, prefix or None, offset=after):
                 for one in chunk:
                     yield StoredFile(one["path"], one["size"], one["last_modified"])
@@ -237,7 +237,7 @@ class Storage:
         """The names of directories right below a prefix."""
         if self.is_local and not (self.path / prefix).is_dir():
             return []
-        with self._told(prefix):
+        with self._translated(prefix):
             found = obstore.list_with_delimiter(self._store, prefix or None)
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
@@ -246,7 +246,7 @@ class Storage:
         wanted = sorted(paths)
         for at in range(0, len(wanted), _DELETED_AT_ONCE):
             some = wanted[at : at + _DELETED_AT_ONCE]
-            with self._told(some[0]):
+            with self._translated(some[0]):
                 if not self.is_local:
                     obstore.delete(self._store, some)
                     continue
@@ -259,7 +259,7 @@ class Storage:
         return _store(self.url, self.options)
 
     @contextmanager
-    def _told(self, path: str, *, writing: bool = False) -> Iterator[None]:
+    def _translated(self, path: str, *, writing: bool = False) -> Iterator[None]:
         """The store's errors as ours, with the address and without credentials."""
         try:
             yield

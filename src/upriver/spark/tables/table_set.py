@@ -260,8 +260,8 @@ class TableSet:
         if forget:
             state = replace(state, versions={})
         if properties or schema is not None:
-            told = None if schema is None or self.per_collection else delta_log.schema_text(schema)
-            actions = [*self.ledger.snapshot.changed_metadata(properties or {}, told), *actions]
+            text = None if schema is None or self.per_collection else delta_log.schema_text(schema)
+            actions = [*self.ledger.snapshot.changed_metadata(properties or {}, text), *actions]
         lease.check()
         done = self.ledger.commit(
             actions,
@@ -452,8 +452,8 @@ class TableSet:
             actions += [new.file.add_action(data_change=False) for new in one.after]
         # every commit of the ledger has the state, so the newest commit is enough to go on
         state = table.snapshot.state if not name else None
-        told = table.commit(actions, operation="OPTIMIZE", state=state)
-        self._retention(name).note(table.snapshot.version, told)
+        committed = table.commit(actions, operation="OPTIMIZE", state=state)
+        self._retention(name).note(table.snapshot.version, committed)
 
     def checkpoint(self, every: int | None = None) -> bool:
         """Sums the logs up, where that is due; says whether any was."""

@@ -68,7 +68,7 @@ def read_table(spark: SparkSession, table: str | os.PathLike[str], **options: An
     from ..session import register
 
     register(spark)
-    told: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for name, value in options.items():
         if value is None:
             continue
@@ -79,12 +79,12 @@ def read_table(spark: SparkSession, table: str | os.PathLike[str], **options: An
             value = json.dumps({str(one): str(text) for one, text in value.items()})
         elif isinstance(value, (list, tuple)):
             value = ",".join(value)
-        told[spelled] = str(value).lower() if isinstance(value, bool) else str(value)
-    given = storage_options(told.pop("storageOptions", None))
+        chosen[spelled] = str(value).lower() if isinstance(value, bool) else str(value)
+    given = storage_options(chosen.pop("storageOptions", None))
     storage = Storage.parse(table, given)
     if storage.options:  # the driver's environment is not that of the executors
-        told["storageOptions"] = json.dumps(dict(storage.options))
-    return spark.read.format(NAME).options(**told).load(storage.url)
+        chosen["storageOptions"] = json.dumps(dict(storage.options))
+    return spark.read.format(NAME).options(**chosen).load(storage.url)
 
 
 class TableSource(DataSource):
@@ -271,18 +271,21 @@ class ChangeFeedReader(DataSourceReader):
         wanted = list(dict.fromkeys([*NAME_COLUMNS, *self._names, "seqno", "cas", GROUP]))
         before = _rows(storage, partition.before, partition.group, wanted)
         after = _rows(storage, partition.after, partition.group, wanted)
-        told: dict[str, list[tuple[Any, int]]] = {}
+        changes: dict[str, list[tuple[Any, int]]] = {}
         for name, (row, number) in before.items():
             if name not in after:
-                told.setdefault("delete", []).append((row, number))
+                changes.setdefault("delete", []).append((row, number))
             elif not _same(row, number, *after[name]):
-                told.setdefault("update_preimage", []).append((row, number))
-                told.setdefault("update_postimage", []).append(after[name])
-        told["insert"] = [place for name, place in after.items() if name not in before]
-        for kind, places in told.items():
+                changes.setdefault("update_preimage", []).append((row, number))
+                changes.setdefault("update_postimage", []).append(after[name])
+        changes["insert"] = [place for name, place in after.items() if name not in before]
+        for kind, places in changes.items():
+            by_batch: dict[int, tuple[pa.RecordBatch, list[int]]] = {}
             for row, number in places:
-                rows = cast_rows(row.slice(number, 1), partition.schema)
-                yield rows.append_column(CHANGE_TYPE, pa.array([kind], pa.string()))
+                by_batch.setdefault(id(row), (row, []))[1].append(number)
+            for batch, numbers in by_batch.values():
+                rows = cast_rows(batch.take(pa.array(numbers, pa.int64())), partition.schema)
+                yield rows.append_column(CHANGE_TYPE, pa.array([kind] * len(numbers), pa.string()))
 
 
 def _names(snapshot: Snapshot) -> list[str]:

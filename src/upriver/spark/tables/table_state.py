@@ -65,7 +65,7 @@ class TableState:
             packed["collections"] = {
                 str(id_): list(name) for id_, name in sorted(self.collections.items())
             }
-        told = {
+        stored = {
             "format": _FORMAT,
             "batch": self.batch,
             "oldest": self.oldest,
@@ -76,33 +76,33 @@ class TableState:
                 zlib.compress(json.dumps(packed, separators=(",", ":")).encode(), 1)
             ).decode(),
         }
-        return json.dumps(told, separators=(",", ":"))
+        return json.dumps(stored, separators=(",", ":"))
 
     @classmethod
     def of_text(cls, text: str, table: str) -> Self:
         """ConfigError if it is of a later release or damaged."""
         try:
-            told = json.loads(text)
-            if told["format"] != _FORMAT:
+            stored = json.loads(text)
+            if stored["format"] != _FORMAT:
                 raise ConfigError(
-                    f"{table} was written by a later release of upriver (format {told['format']}); "
-                    "use that release"
+                    f"{table} was written by a later release of upriver (format "
+                    f"{stored['format']}); use that release"
                 )
             unpacking = zlib.decompressobj()
             packed = json.loads(
-                unpacking.decompress(base64.b64decode(told["packed"], validate=True), _MOST_BYTES)
+                unpacking.decompress(base64.b64decode(stored["packed"], validate=True), _MOST_BYTES)
             )
             return cls(
-                batch=int(told["batch"]),
+                batch=int(stored["batch"]),
                 offset=_offset(packed["offset"]),
                 versions={
                     int(vb): {int(seqno): int(version) for seqno, version in places.items()}
                     for vb, places in packed["versions"].items()
                 },
-                oldest=int(told["oldest"]),
-                fence=int(told["fence"]),
-                tables=dict(told["tables"]),
-                pending=dict(told["pending"]),
+                oldest=int(stored["oldest"]),
+                fence=int(stored["fence"]),
+                tables=dict(stored["tables"]),
+                pending=dict(stored["pending"]),
                 collections=_names(packed.get("collections")),
             )
         except (ValueError, TypeError, KeyError, zlib.error) as problem:
