@@ -221,7 +221,7 @@ def test_a_member_that_was_paused_for_a_moment_goes_on() -> None:
     store.run(a.join())
     store.run(b.join())
     store.run(b.turn())
-    now = 0.7 * LEASE
+    now = 0.6 * LEASE
     assert not a.may_deliver
     store.run(b.turn())
     assert not store.run(a.turn()).lost

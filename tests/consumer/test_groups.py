@@ -36,7 +36,7 @@ from upriver.consumer.groups.position_cells import PositionCells, Saved
 from upriver.consumer.groups.roster import Roster
 from upriver.errors import ConfigError, ConnectionFailed
 from upriver.session.stream_position import Position
-from upriver.testing import TemporaryProducer
+from upriver.testing import TemporaryCluster, TemporaryProducer
 
 MEMBER = Path(__file__).parent / "group_member.py"
 #: Never reached when all is well.
@@ -397,6 +397,34 @@ def test_a_member_of_another_kind_is_refused(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="leases of 6 s"),
     ):
         Consumer(producer.source, group="readers", members=tmp_path, lease=3).start()
+
+
+@pytest.mark.extended
+def test_members_that_meet_in_the_bucket_go_on_through_failovers() -> None:
+    with TemporaryCluster() as cluster, ExitStack() as stack:
+        written: set[bytes] = set()
+
+        def write() -> None:
+            for _ in range(100):
+                key = b"key:%d" % len(written)
+                cluster.write(key, b"{}")
+                written.add(key)
+
+        write()
+        a, b = (stack.enter_context(Reader(cluster.source, None)) for _ in range(2))
+        eventually(lambda: keys_of(a, b) >= written)
+        for node in ("n1", "n2"):
+            cluster.kill(node)
+            cluster.fail_over(node)
+            write()
+            eventually(lambda: keys_of(a, b) >= written)
+            cluster.recover(node)
+            cluster.rebalance()
+            write()
+            eventually(lambda: keys_of(a, b) >= written)
+            eventually(lambda: len(a.vbuckets) + len(b.vbuckets) == 16)
+        # whatever a failover has lost of the group, it is a group again
+        eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == 8)
 
 
 # ---- members that are killed and paused --------------------------------------------------

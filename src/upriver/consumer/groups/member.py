@@ -6,12 +6,13 @@ that sees the same heartbeat for long enough seals the cell, by a write that rep
 heartbeat, and then removes the member from the roster. So either the heartbeat or the seal is
 written, and a sealed member cannot renew its lease.
 
-    0                  0.5 lease               0.75 lease               1 lease
+    0                  0.5 lease               0.65 lease               1 lease
     ├─ heartbeat ──────┤ the member stops      ├─ watchers seal it ─────┤ its vbuckets are read
     │                  │ delivering            │                        │ by others
 
 The time between the two limits absorbs clocks that run at different speeds: each is measured by one
-clock alone, from an event that both saw. Turns are a sixth of a lease apart.
+clock alone, from an event that both saw. Turns are an eighth of a lease apart, so a watcher seals
+after nine tenths of a lease at the latest.
 
 A member that ran out of time without being sealed, because it was paused or the store did not
 answer, goes on where it was once a heartbeat is written again.
@@ -33,8 +34,8 @@ __all__ = ["HOLDS", "LEASES", "TURNS", "Member", "Turn"]
 #: Parts of a lease: for which a heartbeat allows delivering, after which a silent member is sealed,
 #: and between two turns.
 HOLDS: Final = 0.5
-_SEALED_AFTER: Final = 0.75
-TURNS: Final = 1 / 6
+_SEALED_AFTER: Final = 0.65
+TURNS: Final = 1 / 8
 #: The shortest and the longest lease, in seconds.
 LEASES: Final = (0.5, 3600.0)
 

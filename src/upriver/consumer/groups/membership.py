@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_LEASE: Final = 10.0
 #: A group's name becomes part of file names, object names and keys.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 #: Errors that another attempt does not repair.
 _FINAL: Final = (AuthenticationFailed, ConfigError, InternalError)
 #: Seconds for leaving the group; without an answer the others wait for the lease.
@@ -70,7 +71,7 @@ class Revocation:
 
 def now() -> float:
     """Seconds on a clock that also runs while the machine sleeps, where there is such a clock."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_CLOCK)
 
 
 class Membership:
@@ -260,7 +261,7 @@ class Membership:
 
     @property
     def may_deliver(self) -> bool:
-        return self._member.may_deliver
+        return now() < self._member.deadline  # asked before every change
 
     @property
     def hidden(self) -> Collection[int]:

@@ -234,9 +234,13 @@ class Inbox:
 
     def _shared_changes(self, share: Share) -> Iterator[Change]:
         """Yields while the lease is running, and nothing of vbuckets that were dropped."""
-        while share.may_deliver and (change := next(self._left, None)) is not None:
+        left, trackers = self._left, self._trackers
+        while share.may_deliver:
+            change = next(left, None)
+            if change is None:
+                return
             self.read += 1
-            if change.vbucket in self._trackers:
+            if change.vbucket in trackers:
                 yield change
 
     @property
