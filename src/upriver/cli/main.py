@@ -39,6 +39,7 @@ _SECTIONS: Final = {
         "copy": "Copy a bucket into another one, and go on with its changes.",
         "verify": "Compare a mirror with its bucket, document by document.",
         "repair": "Bring the documents of a mirror that differ from its bucket.",
+        "dead-letters": "List values that did not fit a schema, and try them again.",
         "compact": "Compact the Delta tables of a change log or mirror.",
         "report": "Write a page with throughput, lag and batch times.",
     },
@@ -60,6 +61,7 @@ _SECTIONS: Final = {
 }
 #: Where a command is, if not in a module and under a name like its own.
 _PLACES: Final = {
+    "dead-letters": ("dead_letters", "dead_letters"),
     "delete": ("key_value", "delete"),
     "get": ("key_value", "get"),
     "set": ("key_value", "set_document"),

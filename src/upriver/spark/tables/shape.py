@@ -210,6 +210,12 @@ class MirrorShape:
         same = replace(self, schema=before.schema, full=before.full) == before
         return same and before._types.items() <= self._types.items()
 
+    def reasons(self, values: Any) -> list[str | None]:
+        """Why values do not fit; None for those that do."""
+        if self._members is None:
+            return [None] * len(values)
+        return self._members.parse(values, _TAKEN).reasons
+
     def rows(self, changes: pa.RecordBatch) -> ShapedRows:
         """The rows of changes."""
         lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
