@@ -10,9 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 from dashboardkit import PATIENCE, Answer, ask, eventually
 
 from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.main import cli
 from upriver.dashboard import sign_in
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
@@ -167,6 +169,34 @@ def test_a_dashboard_elsewhere_uses_the_rights_of_its_user(url: str) -> None:
     assert found["versions"][0]["value"] == "v"
     with pytest.raises(UpriverError, match="there is no document with this key"):
         server.document(None, "default", "_default._default", "none")
+
+
+def test_documents_are_not_shown_to_a_network_without_users() -> None:
+    with TemporaryProducer(vbuckets=2) as producer:
+        producer.write(b"k", b"v")
+        feed = ProducerFeed(producer.producer)
+        with (
+            Collector(feed.sample, interval=0.05) as collector,
+            DashboardServer(collector, feed, host="0.0.0.0", port=0) as page,
+        ):
+            refused = ask(page.url, "/document.json?bucket=default&key=k")
+            assert refused.status == 403
+            assert "loopback address" in refused.content["error"]
+            assert ask(page.url, "/stats.json").status == 200
+
+
+def test_a_password_goes_to_another_machine_only_if_that_is_wanted() -> None:
+    with pytest.raises(ConfigError, match=r"would go to db\.example\.com unencrypted"):
+        RemoteServer("http://db.example.com:8180", "ann", "secret")
+    RemoteServer("http://db.example.com:8180", "ann", "secret", allow_plain=True)
+    RemoteServer("https://db.example.com:8180", "ann", "secret")
+
+
+def test_a_page_for_a_network_does_not_lend_the_rights_of_a_user() -> None:
+    words = ["dashboard", "http://127.0.0.1:1", "--host", "0.0.0.0", "--user", "ann"]
+    result = CliRunner().invoke(cli, words, env={"UPRIVER_PASSWORD": "secret"})
+    assert result.exit_code != 0
+    assert "see what user ann may see" in str(result.exception or result.output)
 
 
 def test_passwords_do_not_cross_a_network_by_accident(tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
 from ..errors import ConfigError
 from .common_options import interruptible
+from .setting_options import access_options
+
+if TYPE_CHECKING:
+    from ..consumer.transport.access import Access
 
 __all__ = ["PAGE_PORTS", "PagePort", "dashboard"]
 
@@ -65,22 +68,24 @@ class PagePort(click.IntRange):
     help="The address to listen on. This page asks nobody for a password.",
 )
 @click.option(
-    "--user",
-    default="",
-    help="The user of the server at URL, if it has users. The password is in UPRIVER_PASSWORD.",
-)
-@click.option(
     "--export",
     type=click.Choice(list(_EXPORTS)),
     help="Print a dashboard for Grafana or alert rules for Prometheus, and exit.",
 )
+@access_options
 def dashboard(
-    watched: tuple[str, ...], port: Sequence[int], host: str, user: str, export: str | None
+    watched: tuple[str, ...],
+    port: Sequence[int],
+    host: str,
+    export: str | None,
+    access: Access,
+    timeout: float,
 ) -> None:
     """Show how pipelines and a server are doing, on a page and as metrics for Prometheus.
 
     TABLE is a change log or mirror; its pipeline may run anywhere that sees the same directory.
     URL is the dashboard of a server, as `upriver serve --dashboard` prints it; one can be given.
+    If that server has users, give one of them: the page shows what this user may see.
 
     \b
     Examples:
@@ -98,14 +103,26 @@ def dashboard(
     from ..dashboard.httpd import DashboardServer
     from ..dashboard.progress_file import ProgressFile
     from ..dashboard.remote import RemoteServer
+    from ..dashboard.request_handler import is_loopback
     from ..spark.tables.places import TablePlace
 
-    password = os.environ.get("UPRIVER_PASSWORD", "")
     servers = [
-        RemoteServer(one, user, password)
+        RemoteServer(
+            one,
+            access.user,
+            access.password,
+            context=access.tls_context() if one.startswith("https://") else None,
+            allow_plain=access.allow_plain,
+            timeout=timeout,
+        )
         for one in watched
         if one.startswith(("http://", "https://"))
     ]
+    if servers and access.user and not is_loopback(host):
+        raise ConfigError(
+            f"everybody who reaches {host} would see what user {access.user} may see: listen on "
+            "127.0.0.1, or use the server's own dashboard, where viewers sign in"
+        )
     if len(servers) > 1:
         raise ConfigError("one page shows one server: give one URL, and any number of tables")
     places = [TablePlace.parse(one) for one in watched if "://" not in one or _is_file(one)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final, TypeVar
@@ -12,6 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from ..errors import ConfigError, UpriverError
 from .figure_check import checked
 from .figures import FORMAT, DocumentDetail, ServerFigures, VBucketDetail
+from .request_handler import is_loopback
 
 __all__ = ["RemoteServer"]
 
@@ -32,8 +34,19 @@ class RemoteServer:
 
     needs_sign_in = False
 
-    def __init__(self, url: str, user: str = "", password: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        user: str = "",
+        password: str = "",
+        *,
+        context: ssl.SSLContext | None = None,
+        allow_plain: bool = False,
+        timeout: float = _PATIENCE,
+    ) -> None:
+        """``context`` is for https; ``allow_plain`` sends a password over http to other machines."""
         self.url = url
+        self._context, self._timeout = context, timeout
         self._headers: dict[str, str] = {}
         if user:
             encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -46,6 +59,11 @@ class RemoteServer:
         if parts.scheme not in ("http", "https") or not host:
             raise ConfigError(f"{url!r} is not the URL of a dashboard: give http://HOST:PORT")
         self._secure = parts.scheme == "https"
+        if user and not (self._secure or allow_plain or is_loopback(host)):
+            raise ConfigError(
+                f"the password of {user} would go to {host} unencrypted: use https://, a tunnel to "
+                "127.0.0.1, or --allow-plain"
+            )
         self._host, self._port = host, port
         self._prefix = parts.path.rstrip("/").removesuffix("/stats.json")
 
@@ -81,8 +99,12 @@ class RemoteServer:
             raise UpriverError(f"the figures of {self.url} cannot be used: {problem}") from None
 
     def _fetched(self, path: str) -> Any:
-        make = HTTPSConnection if self._secure else HTTPConnection
-        connection = make(self._host, self._port, timeout=_PATIENCE)
+        if self._secure:
+            connection: HTTPConnection = HTTPSConnection(
+                self._host, self._port, timeout=self._timeout, context=self._context
+            )
+        else:
+            connection = HTTPConnection(self._host, self._port, timeout=self._timeout)
         try:
             connection.request("GET", self._prefix + path, headers=self._headers)
             response = connection.getresponse()

@@ -298,6 +298,13 @@ class RequestHandler(BaseHTTPRequestHandler):
                 HTTPStatus.BAD_REQUEST, "say bucket=NAME&collection=SCOPE.COLLECTION&key=KEY"
             )
             return
+        if user is None and not self._dashboard.only_loopback:
+            # figures are less than documents: who serves them to a network need not mean these
+            self._refuse(
+                HTTPStatus.FORBIDDEN,
+                "documents are shown on a loopback address, or to users who have signed in",
+            )
+            return
         found: DocumentDetail | None = None
         try:
             if server is not None:
