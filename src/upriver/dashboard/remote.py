@@ -44,7 +44,7 @@ class RemoteServer:
         allow_plain: bool = False,
         timeout: float = _PATIENCE,
     ) -> None:
-        """``context`` is for https; ``allow_plain`` sends a password over http to other machines."""
+        """``context`` is for https; ``allow_plain`` lets a password go over http anywhere."""
         self.url = url
         self._context, self._timeout = context, timeout
         self._headers: dict[str, str] = {}
