@@ -349,6 +349,26 @@ def test_without_a_lease_nothing_is_delivered(tmp_path: Path) -> None:
         assert [next(changes).key for _ in range(3)] == [b"key:1", b"key:2", b"key:3"]
 
 
+def test_callbacks_that_fail_leave_no_vbucket_behind(tmp_path: Path) -> None:
+    def fail(what: object) -> None:
+        raise ValueError("a mistake of the application")
+
+    options: Any = {"group": "g", "members": tmp_path, "lease": LEASE}
+    failing: Any = {"on_assigned": fail, "on_revoked": fail, **options}
+    with TemporaryProducer(vbuckets=2) as producer, Consumer(producer.source, **failing) as one:
+        with pytest.raises(ValueError, match="a mistake"):
+            one.poll(PATIENCE)
+        for vbucket in range(2):
+            producer.write(b"key:%d" % vbucket, b"{}", vbucket=vbucket)
+        changes = iter(one)
+        assert {next(changes).key for _ in range(2)} == {b"key:0", b"key:1"}
+        with Consumer(producer.source, **options) as other:
+            with pytest.raises(ValueError, match="a mistake"):
+                next(changes)
+            # it has let one vbucket go all the same, and did not save
+            assert next(iter(other)).key in {b"key:0", b"key:1"}
+
+
 def test_members_can_wait_until_changes_are_persisted(tmp_path: Path) -> None:
     with TemporaryProducer(vbuckets=VBUCKETS) as producer:
         for number in range(50):

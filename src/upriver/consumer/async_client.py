@@ -108,12 +108,14 @@ class AsyncConsumer(Subscription):
         while not self._closed:
             for revocation in group.pending():
                 begun = group.begun(revocation)
-                if begun.vbuckets and self._on_revoked is not None:
-                    done = self._on_revoked(begun)
-                    if inspect.isawaitable(done):
-                        await done
-                self._inbox.drop(revocation.vbuckets)
-                group.agree(revocation)
+                try:
+                    if begun.vbuckets and self._on_revoked is not None:
+                        done = self._on_revoked(begun)
+                        if inspect.isawaitable(done):
+                            await done
+                finally:
+                    self._inbox.drop(revocation.vbuckets)
+                    group.agree(revocation)
             if group.may_deliver:
                 return
             self._inbox.check()

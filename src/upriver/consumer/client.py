@@ -160,10 +160,12 @@ class Consumer(Subscription):
         while not self._closed:
             for revocation in group.pending():
                 begun = group.begun(revocation)
-                if begun.vbuckets and self._on_revoked is not None:
-                    self._on_revoked(begun)
-                self._inbox.drop(revocation.vbuckets)
-                group.agree(revocation)
+                try:
+                    if begun.vbuckets and self._on_revoked is not None:
+                        self._on_revoked(begun)
+                finally:
+                    self._inbox.drop(revocation.vbuckets)
+                    group.agree(revocation)
             if group.may_deliver:
                 return True
             self._inbox.check()

@@ -97,6 +97,7 @@ class Membership:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"upriver group {group}")
         self._cells = PositionCells(group)
         self._cells_lock = threading.Lock()
+        self._turns: asyncio.Task[None] | None = None
         self._trouble = ""
         self._hidden: frozenset[int] = frozenset()
         #: Guards what follows, which the event loop and the application's thread use.
@@ -130,7 +131,7 @@ class Membership:
 
     async def stop(self) -> None:
         """Leaves the group, so that others take over at once."""
-        if hasattr(self, "_turns"):
+        if self._turns is not None:
             self._turns.cancel()
             await asyncio.gather(self._turns, return_exceptions=True)
             try:
@@ -282,9 +283,11 @@ class Membership:
                 if assigned.generations.get(vb) == saved.generation and vb not in self._releasing
             }
             self._entered |= ours
-        if ours and self._on_assigned is not None:
-            self._on_assigned(frozenset(ours))
         return ours.keys()
+
+    def tell_assigned(self, vbuckets: Collection[int]) -> None:
+        if vbuckets and self._on_assigned is not None:
+            self._on_assigned(frozenset(vbuckets))
 
     def pending(self) -> list[Revocation]:
         """What the application should stop reading, with what it has begun to read."""

@@ -102,6 +102,9 @@ class Share(Protocol):
     def entered(self, assigned: Assigned) -> Collection[int]:
         """The application has come to the first row of vbuckets; returns those still ours."""
 
+    def tell_assigned(self, vbuckets: Collection[int]) -> None:
+        """Calls the application back about them; whatever that raises, they are read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -296,6 +299,7 @@ class Inbox:
             for vbucket in ours:
                 self._trackers[vbucket] = PositionTracker(assigned.positions[vbucket])
                 self.rollbacks[vbucket] = 0
+        self._share.tell_assigned(ours)
 
     def drop(self, vbuckets: Collection[int]) -> None:
         """Hands nothing more of these vbuckets out; they have no position from now on."""
