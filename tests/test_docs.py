@@ -100,6 +100,12 @@ def test_pages_name_no_directory_of_one_machine(page: Path) -> None:
     assert not _MACHINE_PATH.search(page.read_text())
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"tests/[\w/]+\.py", page.read_text())
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     assert [name_of(page) for page in PAGES if name_of(page) not in menu] == []

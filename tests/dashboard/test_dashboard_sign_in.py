@@ -29,6 +29,8 @@ from upriver.testing import TemporaryProducer
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    quick = pytest.MonkeyPatch()
+    quick.setattr(sign_in, "_REFUSAL_SECONDS", 0.001)
     users = Users()
     users.add("admin", "secret", Grant(Role.ADMINISTER), iterations=4096)
     users.add("ann", "secret", Grant(Role.READ_DATA, "default"), iterations=4096)
@@ -45,6 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ):
             eventually(lambda: collector.latest.document["server"] is not None)
             yield page.url
+    quick.undo()
 
 
 def basic(user: str, password: str = "secret") -> str:
