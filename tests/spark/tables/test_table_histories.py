@@ -16,6 +16,7 @@ from tablekit import PATIENCE, Crash, ModelledBucket, documents_of, rows_of
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables import compaction, key_index, retention, table_set
+from upriver.spark.tables import lease as lease_module
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
 from upriver.spark.tables.maintenance import compact
 from upriver.spark.tables.pipeline import Pipeline
@@ -52,7 +53,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(bucket: ModelledBucket, table: Path, on_step: Any = None, **options: Any) -> Pipeline:
     given = {"once": True, "retry_timeout": "1s", **options}
-    settings = PipelineSettings.parse("mirror", bucket.producer.source, given)
+    kind = given.pop("kind", "mirror")
+    settings = PipelineSettings.parse(kind, bucket.producer.source, given)
     more = {} if on_step is None else {"on_step": on_step}
     return start_pipeline(None, settings, place_of(table, settings), **more)
 
@@ -398,6 +400,22 @@ def test_a_writer_that_is_late_after_its_look_at_the_lease_commits_nothing(
     assert documents_of(table) == bucket.documents()
 
 
+def test_a_lease_that_has_ended_is_renewed_or_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage.parse(tmp_path)
+    monkeypatch.setattr(lease_module, "DURATION", -1.0)
+    with held_lease(storage) as first:
+        first.check()  # it has ended, and nobody has taken it: it is renewed
+        with held_lease(storage) as second:
+            assert (second.number, second.took_over) == (first.number + 1, True)
+            with pytest.raises(LeaseLost, match=f"with lease {second.number}"):
+                first.check()
+    monkeypatch.undo()
+    with held_lease(storage) as third:
+        assert not third.took_over
+
+
 def test_a_lease_is_lost_however_many_came_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +427,50 @@ def test_a_lease_is_lost_however_many_came_after_it(
                 pass
         with pytest.raises(LeaseLost, match=f"with lease {first.number + 4}"):
             first.check()
+
+
+def test_a_change_log_has_every_change_once_after_crashes_and_rollbacks(
+    bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    table = tmp_path / "changes"
+    dice = random.Random(SEED)
+    options: dict[str, Any] = {
+        "kind": "changelog",
+        "compact_every": 2,
+        "max_offsets_per_trigger": 7,
+    }
+    for number in range(20):
+        changed(bucket, dice, 6)
+        step = STEPS[number % len(STEPS)]
+
+        def die(done: str, doomed: str = step) -> None:
+            if done == doomed:
+                raise Crash(f"died after {done}")
+
+        try:
+            started(bucket, table, die, **options).wait(PATIENCE)
+        except UpriverError as problem:
+            assert "died after" in str(problem)
+    assert started(bucket, table, **options).wait(PATIENCE)
+    rows = rows_of(table)
+    names = [(row["vbucket"], row["branch"], row["seqno"], row["op"]) for row in rows]
+    assert len(set(names)) == len(names)
+    documents: dict[bytes, bytes] = {}
+    for vbucket in range(VBUCKETS):
+        mine = [row for row in rows if row["vbucket"] == vbucket]
+        # a rollback row of a branch ends what earlier branches have above its seqno
+        for row in sorted(mine, key=lambda row: row["seqno"]):
+            later = [
+                one["seqno"]
+                for one in mine
+                if one["op"] == "rollback" and one["branch"] > row["branch"]
+            ]
+            if row["op"] == "rollback" or row["seqno"] > min(later, default=row["seqno"]):
+                continue
+            documents.pop(row["key"], None)
+            if row["op"] == "mutation":
+                documents[row["key"]] = row["value"]
+    assert documents == bucket.documents()
 
 
 def test_what_a_successor_has_done_for_the_tables_of_collections_is_not_done_twice(
