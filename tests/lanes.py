@@ -41,6 +41,7 @@ _LANE_OF = {
     "cluster/test_membership.py": "unit",
     "cluster/test_old_peers.py": "unit",
     "cluster/test_prepared_writes.py": "unit",
+    "cluster/test_copied_cluster.py": "spark",
     "cluster/test_mirror_chaos.py": "chaos",
     "cluster/test_placement.py": "unit",
     "cluster/test_replica_role.py": "unit",

@@ -58,6 +58,10 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     assert differing.returncode == 1, differing.stderr
     found = json.loads(differing.stdout)
     assert (found["verdict"], found["missing"], found["equal"]) == ("different", 1, 29)
+    repaired = finished("repair", producer.source, table, *QUICK)
+    assert repaired.returncode == 0, repaired.stderr
+    assert "missing: k" in repaired.stdout
+    assert "repaired: 1 documents written, 0 removed; 29 were equal, 0 changed" in repaired.stdout
     assert [one["kind"] for one in found["differences"]] == ["missing"]
     held = QueryBuilder().register("held", DeltaTable(table))
     rows = pa.table(held.execute("SELECT * FROM held WHERE seqno = 2"))
@@ -65,7 +69,7 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     doubled = finished("verify", producer.source, table, *QUICK)
     assert doubled.returncode == 3, doubled.stderr
     assert (
-        f"doubled: 25 documents are equal, 1 missing, 0 extra, 0 different, {rows.num_rows} "
+        f"doubled: 26 documents are equal, 0 missing, 0 extra, 0 different, {rows.num_rows} "
         in (doubled.stdout)
     )
     refused = finished("mirror", producer.source, table, "--once", *QUICK)

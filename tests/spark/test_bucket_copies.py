@@ -85,8 +85,6 @@ def test_a_copy_goes_on_where_a_rollback_row_had_stopped_it(
     for key in keys:
         source.write(key, b'{"version":1}')
         source.write(key, b'{"order":1}', collection=orders, expiry=86_400)
-    copy_once(spark, source, target, tmp_path, onRollback="emit")
-    assert documents(target) == documents(source)
     before = [source.bucket.vbucket_stats(vbucket).high_seqno for vbucket in range(4)]
     for key in keys[:20]:  # lost updates, deletions and new documents, in both collections
         source.write(key, b'{"version":2}')
@@ -117,7 +115,7 @@ def test_random_histories_are_copied(
 ) -> None:
     chance = random.Random(17)
     keys = [b"key-%d" % number for number in range(60)]
-    for turn in range(3):
+    for turn in range(2):
         for _ in range(60):
             key = chance.choice(keys)
             if chance.random() < 0.3 and ("_default", "_default", key) in documents(source):
@@ -129,8 +127,7 @@ def test_random_histories_are_copied(
         for vbucket in range(4):
             if chance.random() < 0.6:
                 lose(source, vbucket, chance.choice([0, 3, 10, 1000]))
-        if turn == 1:
-            source.purge()
+        source.purge()
     copy_once(spark, source, target, tmp_path)
     assert documents(target) == documents(source)
 

@@ -27,6 +27,7 @@ from upriver.testing import TemporaryProducer
 
 HISTORIES = 600
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+PARTITIONS = "spark.sql.shuffle.partitions"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -228,12 +229,12 @@ def test_sums_stay_right_through_a_failover(spark: SparkSession, tmp_path: Path)
             retract(rows.drop("key"))
         with pytest.raises(ConfigError, match="the column value is variant; drop it, or parse"):
             retract(rows.selectExpr("* EXCEPT (value)", "parse_json(string(value)) value"))
+        partitions = spark.conf.get(PARTITIONS)
         spark.conf.set(PROVIDER, ROCKSDB)
+        spark.conf.set(PARTITIONS, "2")
         try:
             for number in range(40):
                 producer.write(b"k%d" % number, b'{"n":%d}' % number, expiry=86_400)
-            read(onRollback="restate")
-            assert total == of_the_bucket()
             marks = [producer.bucket.vbucket_stats(vb).high_seqno for vb in range(2)]
             for number in range(20):
                 producer.write(b"k%d" % number, b'{"n":1000}')
@@ -247,6 +248,7 @@ def test_sums_stay_right_through_a_failover(spark: SparkSession, tmp_path: Path)
             assert total == of_the_bucket()
         finally:
             spark.conf.unset(PROVIDER)
+            spark.conf.set(PARTITIONS, str(partitions))
 
 
 def test_a_rollback_row_is_refused() -> None:
