@@ -177,6 +177,13 @@ MIRROR: Final = (
        "parse values into columns: a schema such as 'name string, age int', or infer, which "
        "follows the documents; members that do not fit go to the column _rescued and to the dead "
        "letters", flag="--schema"),
+    _S("rename", _K.LIST, None,
+       "take columns of the schema from members of other names or inside of others, such as "
+       "who=name,city=address.city", flag="--rename"),
+    _S("keyFormat", _K.CHOICE, "binary", "whether keys are bytes or text",
+       choices=("binary", "string"), flag="--key-format"),
+    _S("keyPattern", _K.TEXT, None,
+       "make columns of the parts of keys, such as {kind}::{number}", flag="--key-pattern"),
     _S("widenToText", _K.FLAG, "false",
        "with the schema infer, let a column whose documents disagree become text",
        flag="--widen-to-text"),

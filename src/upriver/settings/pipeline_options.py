@@ -64,6 +64,9 @@ class MirrorOptions(PipelineOptions, total=False):
     """Options of a mirror."""
 
     value_schema: str
+    rename: str
+    key_format: Literal["binary", "string"]
+    key_pattern: str
     widen_to_text: bool
     keep_deleted: bool
     table_per_collection: bool

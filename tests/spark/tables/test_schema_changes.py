@@ -15,9 +15,10 @@ from pyspark.sql import SparkSession
 from tablekit import becomes, rows_of
 from test_collection_changes import caught_up, started
 
-from upriver.errors import ConfigError
+from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables.json_columns import JsonColumns
 from upriver.spark.tables.json_types import merged, settled, type_of
+from upriver.spark.tables.key_columns import KeyColumns
 from upriver.spark.tables.shape import NO_COLUMNS, MirrorShape
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
@@ -140,6 +141,59 @@ def test_columns_of_a_table_per_collection_follow_too(
     assert [(found[key]["m"], found[key]["o"]) for key in "bc"] == [(1.0, None), (1.5, 1)]
     assert rows(table / "_default._default")["a"]["n"] == 1
     assert compared(spark, producer, table).verdict == "equal"
+
+
+def test_keys_and_members_are_shaped(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "orders"
+    write(producer, "order::7::ulm", {"name": "Ann", "who": "not me", "address": {"city": "Ulm"}})
+    write(producer, "other", {"address": 1})
+    options = {
+        "value_schema": "who string, city string",
+        "rename": "who=name,city=address.city",
+        "key_format": "string",
+        "key_pattern": "{kind}::{number}",
+    }
+    caught_up(producer, table, **options)
+    write(producer, "order::7::ulm", {"name": "Bob", "address": {"city": 8}})
+    caught_up(producer, table, **options)
+    found = {row["key"]: row for row in rows_of(table)}
+    names = ("kind", "number", "who", "city", "_rescued")
+    told = ["order", "7::ulm", "Bob", "8", None]
+    assert [found["order::7::ulm"][name] for name in names] == told
+    assert [found["other"][name] for name in names] == [None] * 5
+    assert compared(spark, producer, table).verdict == "equal"
+    caught_up(producer, table, value_schema="who string", allow_change=True)
+    assert rows(table)["other"]["key"] == b"other"
+    assert compared(spark, producer, table).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"key_pattern": "order"}, "is no pattern"),
+        ({"key_pattern": "{a}{b}"}, "is no pattern"),
+        ({"key_pattern": "{a}:{A}"}, "each of them once"),
+        ({"key_pattern": "{cas}:{b}"}, "a column cas already"),
+        ({"rename": "who"}, "is no column and member"),
+        ({"rename": "who=name"}, "rename needs columns"),
+    ],
+)
+def test_shapes_that_mean_nothing_are_refused(
+    producer: TemporaryProducer, tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        caught_up(producer, tmp_path / "none", **options)
+
+
+def test_keys_that_are_no_text_have_no_parts_and_are_no_text_columns() -> None:
+    keys = pa.array([b"a:b", b"\xff:b"], pa.binary())
+    found = KeyColumns(pattern="{first}:{second}").of(keys)
+    assert found["first"].to_pylist() == ["a", None]
+    assert found["second"].to_pylist() == ["b", None]
+    with pytest.raises(UpriverError, match="is no UTF-8 text; make the table with keyFormat"):
+        KeyColumns(text=True).of(keys)
 
 
 def test_too_many_members_are_rescued() -> None:

@@ -140,7 +140,9 @@ def _seqnos(tables: TableSet, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
                 continue
             for rows in read_rows(table.storage, file, [*NAME_COLUMNS, "seqno"]):
                 chosen = rows.filter(pc.is_in(rows.column("key").cast(pa.binary()), names))
-                found |= {_name(row): row["seqno"] for row in chosen.to_pylist()}
+                at = chosen.schema.get_field_index("key")
+                named = chosen.set_column(at, "key", chosen.column("key").cast(pa.binary()))
+                found |= {_name(row): row["seqno"] for row in named.to_pylist()}
     return found
 
 

@@ -88,9 +88,12 @@ class JsonColumns:
         rescues: bool = True,
         follows: bool = False,
         full: bool = False,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         self._types = types
         self._members = {name: _type(kind, name) for name, kind in types.items()}
+        #: By column the names that lead to its member.
+        self._paths = {name: path.split(".") for name, path in (sources or {}).items()}
         self._lower = {name.lower(): name for name in types}
         self._rescues = rescues
         self._follows = follows
@@ -101,9 +104,10 @@ class JsonColumns:
         self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
 
     @classmethod
-    def of_spark(cls, schema: str, **how: bool) -> Self:
+    def of_spark(cls, schema: str, *, rescues: bool = True) -> Self:
         """From Spark's JSON of a schema; ConfigError for a type that has no JSON."""
-        return cls({m["name"]: m["type"] for m in json.loads(schema)["fields"]}, **how)
+        types = {m["name"]: m["type"] for m in json.loads(schema)["fields"]}
+        return cls(types, rescues=rescues)
 
     def parse(self, values: Any, taken: frozenset[str] = frozenset()) -> Parsed:
         """The columns of values; the names ``taken`` (in lower case) cannot be columns."""
@@ -131,7 +135,7 @@ class JsonColumns:
 
         It converts a column at once instead of a value; None if a member needs converting.
         """
-        if not all(kind in _PLAIN for kind, _ in self._members.values()):
+        if self._paths or not all(kind in _PLAIN for kind, _ in self._members.values()):
             return None
         rows: list[dict[str, Any]] = []
         corrupt: list[bytes | None] = []
@@ -179,6 +183,8 @@ class JsonColumns:
             return _Row(reason=NOT_JSON, is_corrupt=True)
         if not isinstance(told, dict):
             return _Row(reason=NOT_FITTING, is_corrupt=True)
+        if self._paths:
+            told |= {name: _at(told, path) for name, path in self._paths.items()}
         for name, (_, convert) in self._members.items():
             if (member := told.get(name)) is None:
                 continue
@@ -213,6 +219,13 @@ class JsonColumns:
                 kind = type_of(told[name])
                 if merged(self._types[name], kind, to_text=True) != self._types[name]:
                     _see(seen, name, told[name])
+
+
+def _at(value: Any, path: list[str]) -> Any:
+    """The member that a path leads to; None if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _see(seen: dict[str, Type], name: str, value: Any) -> None:

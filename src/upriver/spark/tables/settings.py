@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
@@ -73,6 +73,10 @@ class PipelineSettings:
     text: bool = False
     #: DDL, or "infer", or nothing.
     value_schema: str = ""
+    key_text: bool = False
+    key_pattern: str = ""
+    #: By column the member that it is taken from.
+    rename: tuple[tuple[str, str], ...] = ()
     #: Whether columns that follow documents may become text.
     widen_to_text: bool = False
     keep_deleted: bool = False
@@ -115,10 +119,25 @@ class PipelineSettings:
         return cls(
             **common,
             text=given["valueFormat"] == "string",
+            key_text=given["keyFormat"] == "string",
+            key_pattern=given["keyPattern"] or "",
+            rename=_renamed(given["rename"]),
             **given.fields("valueSchema", "widenToText", "keepDeleted"),
             **given.fields("tablePerCollection", "groups"),
             merge_on_read=given["mergeOnRead"] == "true",
         )
+
+
+def _renamed(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for text in given:
+        column, is_pair, member = text.partition("=")
+        if not (is_pair and column.strip() and all(member.strip().split("."))):
+            raise ConfigError(
+                f"rename: {text[:100]!r} is no column and member, such as city=address.city"
+            )
+        pairs.append((column.strip(), member.strip()))
+    return tuple(sorted(dict(pairs).items()))
 
 
 def storage_options(text: str | None) -> dict[str, str]:

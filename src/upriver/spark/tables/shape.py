@@ -1,7 +1,7 @@
 """What a row of a mirror looks like, and how tasks make such rows of changes.
 
-    key, value | one column for each member of a schema, cas, seqno, rev, flags, expiry, datatype,
-    vbucket, scope, collection, event_time, branch, vbucket_group
+    key, parts of the key, value | one column for each member of a schema, cas, seqno, rev, flags,
+    expiry, datatype, vbucket, scope, collection, event_time, branch, vbucket_group
 
 Values are bytes, text, or columns. What is no text, or no JSON object, is null there and keeps its
 bytes in ``_corrupt_record``; members that do not fit their columns are in ``_rescued``, as JSON.
@@ -30,6 +30,7 @@ from ..source_options import ReadOptions
 from .data_files import GROUP
 from .json_columns import JsonColumns
 from .json_types import VOID, Type, count, merged, settled
+from .key_columns import KeyColumns
 
 __all__ = ["CORRUPT", "LETTERS", "NO_COLUMNS", "RESCUED", "MirrorShape", "ShapedRows"]
 
@@ -97,16 +98,27 @@ class MirrorShape:
     #: Whether columns follow documents, and may become text where documents disagree.
     follows: bool = False
     to_text: bool = False
+    keys: KeyColumns = field(default_factory=KeyColumns)
+    #: By column the member that it is taken from, if that has another name: a path with dots.
+    sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.text and self.schema:
             raise ConfigError("valueFormat and valueSchema contradict each other: give one of them")
         for member in json.loads(self.schema)["fields"] if self.schema else ():
             name = member["name"]
-            if name.lower() in _TAKEN:
+            if name.lower() in self._taken:
                 raise ConfigError(
                     f"valueSchema: a mirror has a column {name} already; leave that member out"
                 )
+        for part in self.keys.parts:
+            if part.lower() in _TAKEN:
+                raise ConfigError(f"keyPattern: a mirror has a column {part} already")
+        if self.sources and (self.follows or not self.schema):
+            raise ConfigError("rename needs columns that valueSchema names, such as 'who string'")
+        for column, _ in self.sources:
+            if column not in self._types:
+                raise ConfigError(f"rename: valueSchema has no column {column}")
 
     def to_property(self) -> str:
         """What a table remembers."""
@@ -118,6 +130,9 @@ class MirrorShape:
         }
         told |= {"rescues": True} if self.rescues else {}
         told |= {"follows": True} if self.follows else {}
+        told |= {"keyFormat": "string"} if self.keys.text else {}
+        told |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
+        told |= {"rename": dict(self.sources)} if self.sources else {}
         return json.dumps(told | ({"full": True} if self.full else {}))
 
     def to_json(self) -> str:
@@ -135,6 +150,8 @@ class MirrorShape:
             full=told.get("full", False),
             follows=told.get("follows", False),
             to_text=told.get("toText", False),
+            keys=KeyColumns(told.get("keyFormat") == "string", told.get("keyPattern", "")),
+            sources=tuple(told.get("rename", {}).items()),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -149,9 +166,18 @@ class MirrorShape:
     def _members(self) -> JsonColumns | None:
         if not self.schema:
             return None
-        return JsonColumns.of_spark(
-            self.schema, rescues=self.rescues, follows=self.follows, full=self.full
+        return JsonColumns(
+            self._types,
+            rescues=self.rescues,
+            follows=self.follows,
+            full=self.full,
+            sources=dict(self.sources),
         )
+
+    @property
+    def _taken(self) -> frozenset[str]:
+        """Names that no member can have as a column, in lower case."""
+        return _TAKEN | {part.lower() for part in self.keys.parts}
 
     @cached_property
     def _types(self) -> dict[str, Type]:
@@ -161,7 +187,7 @@ class MirrorShape:
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """The columns of the table."""
-        columns: list[tuple[str, Any]] = [("key", pa.binary())]
+        columns: list[tuple[str, Any]] = self.keys.columns
         if self._members is not None:
             columns += [(member.name, member.type) for member in self._members.schema]
         else:
@@ -214,18 +240,19 @@ class MirrorShape:
         """Why values do not fit; None for those that do."""
         if self._members is None:
             return [None] * len(values)
-        return self._members.parse(values, _TAKEN).reasons
+        return self._members.parse(values, self._taken).reasons
 
     def rows(self, changes: pa.RecordBatch) -> ShapedRows:
         """The rows of changes."""
         lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
-        columns = {name: changes.column(name) for name in ("key", *_METADATA)}
+        columns = {name: changes.column(name) for name in _METADATA}
+        columns |= self.keys.of(changes.column("key"))
         vbuckets = changes.column("vbucket").to_numpy()
         columns[GROUP] = pa.array((vbuckets % self.groups).astype(np.int32))
         made = ShapedRows(changes, np.ones(changes.num_rows, bool))
         if self._members is not None:
             values = pc.if_else(lives, changes.column("value"), pa.scalar(None, pa.binary()))
-            parsed = self._members.parse(values, _TAKEN)
+            parsed = self._members.parse(values, self._taken)
             columns |= parsed.columns
             columns[CORRUPT] = parsed.corrupt
             columns[RESCUED] = parsed.rescued

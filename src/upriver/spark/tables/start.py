@@ -15,6 +15,7 @@ from ..session import register
 from ..stream_driver import Driver
 from .chosen_collections import ChosenCollections
 from .executors import SparkExecutors, ThisProcess
+from .key_columns import KeyColumns
 from .lag import LagMeter
 from .lease import held_lease
 from .merge import change_schema
@@ -161,6 +162,8 @@ def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> Mirror
         rescues=bool(schema),
         follows=asked == "infer",
         to_text=settings.widen_to_text,
+        keys=KeyColumns(settings.key_text, settings.key_pattern),
+        sources=settings.rename,
     )
     if before is not None and before.schema == schema:
         shape = replace(shape, full=before.full)

@@ -291,9 +291,7 @@ def compared(judged: DataFrame, others: tuple[int, ...], show: int) -> Compariso
         **{kind: counts.get(kind, 0) for kind in WRONG},
         changed_later=counts.get("changed later", 0),
         incomparable=others,
-        differences=tuple(
-            Difference(**{**row.asDict(), "key": bytes(row["key"])}) for row in shown
-        ),
+        differences=tuple(Difference(**{**row.asDict(), "key": _key(row["key"])}) for row in shown),
     )
 
 
@@ -304,6 +302,10 @@ def newest_rows(rows: DataFrame) -> DataFrame:
     others = [name for name in rows.columns if name not in DOCUMENT]
     newest = f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest")
     return rows.groupBy(*DOCUMENT).agg(newest).select(*DOCUMENT, "newest.*")
+
+
+def _key(key: str | bytes | bytearray) -> bytes:
+    return key.encode() if isinstance(key, str) else bytes(key)
 
 
 def _hashed(rows: DataFrame) -> DataFrame:
