@@ -7,6 +7,9 @@ import logging
 import re
 import signal
 import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 import click
 import pytest
@@ -126,3 +129,18 @@ def test_a_page_that_is_interrupted_says_so() -> None:
         status, _, err = page.stop()
     assert status == 130
     assert err.splitlines()[-1].startswith("interrupted: ")
+
+
+@pytest.mark.extended
+def test_an_interrupted_pipeline_says_what_it_did(tmp_path: Path) -> None:
+    with TemporaryProducer(vbuckets=4) as producer:
+        producer.write(b"key", b"{}")
+        table = tmp_path / "documents"
+        with running("mirror", producer.source, table) as mirror:
+            while not (table / "_upriver" / "progress.jsonl").exists():
+                with suppress(subprocess.TimeoutExpired):
+                    mirror.process.wait(0.1)
+                assert mirror.process.poll() is None, mirror.err.read()
+            status, out, _ = mirror.stop()
+    assert status == 130
+    assert re.fullmatch(r"stopped: 1 changes in 1 batches and .+\n", out), out

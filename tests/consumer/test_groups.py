@@ -349,6 +349,29 @@ def test_without_a_lease_nothing_is_delivered(tmp_path: Path) -> None:
         assert [next(changes).key for _ in range(3)] == [b"key:1", b"key:2", b"key:3"]
 
 
+class Unreliable(DirectoryGroupStore):
+    """A store that fails every second time that somebody changes the roster."""
+
+    attempts = 0
+
+    def write(self, cell: str, content: bytes, version: int, *, expires: float = 0) -> int | None:
+        if cell.endswith("/roster"):
+            self.attempts += 1
+            if self.attempts % 2 == 0:
+                raise ConnectionFailed("cannot be written now", "try again", where="the store")
+        return super().write(cell, content, version, expires=expires)
+
+
+def test_a_store_that_fails_now_and_then_only_delays(tmp_path: Path) -> None:
+    store = Unreliable(tmp_path)
+    with TemporaryProducer(vbuckets=2) as producer, Reader(producer.source, store) as a:
+        eventually(lambda: len(a.vbuckets) == 2)
+        with Reader(producer.source, tmp_path) as b:
+            # the first attempt of the other to let a vbucket go fails
+            eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == 1)
+            assert store.attempts >= 3
+
+
 def test_callbacks_that_fail_leave_no_vbucket_behind(tmp_path: Path) -> None:
     def fail(what: object) -> None:
         raise ValueError("a mistake of the application")

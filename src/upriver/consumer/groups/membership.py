@@ -179,7 +179,8 @@ class Membership:
                     await self._wake.wait()
 
     async def _take_turn(self) -> None:
-        agreed = self._take_agreed()
+        with self._lock:
+            agreed = frozenset(self._agreed)
         if agreed:
             await self._release(agreed)
         turn = await self._run(self._member.turn())
@@ -230,14 +231,10 @@ class Membership:
         await self._run(self._member.release(vbuckets))
         with self._lock:
             self._releasing -= vbuckets
+            self._agreed -= vbuckets
             for vbucket in vbuckets:
                 self._active.pop(vbucket, None)
         _log.info("group %s: %d vbuckets handed over", self.group, len(vbuckets))
-
-    def _take_agreed(self) -> frozenset[int]:
-        with self._lock:
-            agreed, self._agreed = frozenset(self._agreed & self._releasing), set()
-        return agreed
 
     def _lose(self, vbuckets: Collection[int]) -> None:
         """Others have these vbuckets already."""
@@ -248,6 +245,7 @@ class Membership:
             for vbucket in lost:
                 del self._active[vbucket]
             self._releasing -= lost
+            self._agreed -= lost
             self._pending.append(Revocation(lost, lost=True))
         self._engine.remove(lost)
         self._engine.deliver(Delivery(Nudge()))
@@ -306,7 +304,7 @@ class Membership:
             for vbucket in revocation.vbuckets:
                 self._entered.pop(vbucket, None)
             if not revocation.lost:
-                self._agreed |= revocation.vbuckets
+                self._agreed |= revocation.vbuckets & self._releasing
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(self._wake.set)
 
