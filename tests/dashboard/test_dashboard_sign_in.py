@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from certificates import write_certificates
 from click.testing import CliRunner
 from dashboardkit import PATIENCE, Answer, ask, eventually
 
@@ -193,6 +195,35 @@ def test_a_password_goes_to_another_machine_only_if_that_is_wanted() -> None:
         RemoteServer("http://db.example.com:8180", "ann", "secret")
     RemoteServer("http://db.example.com:8180", "ann", "secret", allow_plain=True)
     RemoteServer("https://db.example.com:8180", "ann", "secret")
+
+
+def test_a_page_for_a_network_has_the_tls_of_its_server(tmp_path: Path) -> None:
+    users = Users()
+    users.add("ann", "secret", Grant(Role.READ_DATA), iterations=4096)
+    users.save(tmp_path / "users.json")
+    files = write_certificates(tmp_path)
+    settings = ServerSettings(
+        users=tmp_path / "users.json", certificate=files.certificate, key=files.key
+    )
+    with TemporaryProducer(vbuckets=2, settings=settings) as producer:
+        feed = ProducerFeed(producer.producer)
+        with (
+            Collector(feed.sample, interval=0.05) as collector,
+            DashboardServer(
+                collector, feed, host="0.0.0.0", port=0, tls=settings.tls_context()
+            ) as page,
+        ):
+            eventually(lambda: collector.latest.document["server"] is not None)
+            assert page.url.startswith("https://0.0.0.0:")
+            address = page.url.replace("0.0.0.0", "127.0.0.1")
+            trusted = ssl.create_default_context(cafile=files.authority)
+            server = RemoteServer(address, "ann", "secret", context=trusted)
+            assert [one["name"] for one in server.sample()["buckets"]] == ["default"]
+            with pytest.raises(UpriverError, match="certificate verify failed"):
+                RemoteServer(address, "ann", "secret").sample()
+            plain = RemoteServer(address.replace("https", "http"), "ann", "secret")
+            with pytest.raises(UpriverError, match="cannot be reached"):
+                plain.sample()
 
 
 def test_a_page_for_a_network_does_not_lend_the_rights_of_a_user() -> None:

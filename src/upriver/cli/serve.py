@@ -170,7 +170,8 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     "--dashboard-host",
     default="127.0.0.1",
     show_default=True,
-    help="The address of that page. With users, viewers sign in.",
+    help="The address of that page; on another one than loopback it has the server's TLS. With "
+    "users, viewers sign in.",
 )
 @click.option(
     "--config",
@@ -299,6 +300,7 @@ def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] 
         return ""
     from ..dashboard.collector import Collector
     from ..dashboard.httpd import DashboardServer
+    from ..dashboard.request_handler import is_loopback
     from .dashboard_feed import ProducerFeed
 
     feed = ProducerFeed(producer)
@@ -308,6 +310,7 @@ def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] 
         feed,
         host=host,
         port=ports,
+        tls=None if is_loopback(host) else producer.settings.tls_context(),
         plain_passwords=producer.settings.plain_without_tls,
     )
     pages.enter_context(collector)

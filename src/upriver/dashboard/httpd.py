@@ -2,8 +2,7 @@
 
 What it answers is in `request_handler`. One request per connection. It listens on loopback by
 default. Where the server has users, viewers sign in with their names and passwords; on other
-addresses than loopback that has to be allowed, because passwords then cross the network as they
-are.
+addresses than loopback that needs TLS.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from importlib.resources import files
@@ -43,18 +43,22 @@ class DashboardServer:
         *,
         host: str = "127.0.0.1",
         port: int | Sequence[int],
+        tls: ssl.SSLContext | None = None,
         plain_passwords: bool = False,
     ) -> None:
         """``server`` is what the page shows besides samples: vbuckets, documents, who may see them.
 
-        ``plain_passwords`` allows sign-in without TLS on other addresses than loopback.
+        ``tls`` serves the page over HTTPS. ``plain_passwords`` allows sign-in without it on other
+        addresses than loopback.
         """
         self.host = host
+        self.tls = tls
         only_loopback = is_loopback(host)
-        if server is not None and server.needs_sign_in and not only_loopback | plain_passwords:
+        is_private = only_loopback or tls is not None or plain_passwords
+        if server is not None and server.needs_sign_in and not is_private:
             raise ConfigError(
-                f"viewers of the dashboard on {host} would send their passwords without TLS: "
-                "listen on 127.0.0.1 behind a proxy with TLS, or give --plain-without-tls"
+                f"viewers of the dashboard on {host} would send their passwords without TLS: give "
+                "--certificate and --key, or listen on 127.0.0.1, or give --plain-without-tls"
             )
         page = files(__package__) / "page"
         dashboard = Dashboard(
@@ -78,7 +82,7 @@ class DashboardServer:
     def _listening(self, host: str, ports: Sequence[int]) -> _Http:
         for port in ports:
             try:
-                return _Http(self._dashboard, (host, port))
+                return _Http(self._dashboard, (host, port), self.tls)
             except (OSError, OverflowError) as problem:
                 taken = getattr(problem, "errno", None) == errno.EADDRINUSE
                 if taken and port != ports[-1]:
@@ -90,7 +94,8 @@ class DashboardServer:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self._http.server_address[1]}/"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{host}:{self._http.server_address[1]}/"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -109,8 +114,11 @@ class _Http(ThreadingMixIn, DashboardHttp):
     block_on_close = False
     request_queue_size = _MAX_REQUESTS
 
-    def __init__(self, dashboard: Dashboard, address: tuple[str, int]) -> None:
+    def __init__(
+        self, dashboard: Dashboard, address: tuple[str, int], tls: ssl.SSLContext | None
+    ) -> None:
         self.dashboard = dashboard
+        self.tls = tls
         self._free = threading.BoundedSemaphore(_MAX_REQUESTS)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
@@ -119,6 +127,15 @@ class _Http(ThreadingMixIn, DashboardHttp):
     def server_bind(self) -> None:
         """As in HTTPServer, but without its DNS lookup of this machine's name."""
         TCPServer.server_bind(self)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accepts a connection. The TLS handshake is made by its thread, when that reads."""
+        connection, address = super().get_request()
+        if self.tls is not None:
+            connection = self.tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

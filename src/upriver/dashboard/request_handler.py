@@ -23,6 +23,7 @@ import ipaddress
 import json
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ class DashboardHttp(HTTPServer):
     """An HTTP server whose requests are answered from a dashboard."""
 
     dashboard: Dashboard
+    #: For HTTPS; None for HTTP.
+    tls: ssl.SSLContext | None
 
 
 class _BoundedInput(io.RawIOBase):
@@ -242,7 +245,9 @@ class RequestHandler(BaseHTTPRequestHandler):
         self._send_cookie("", "Max-Age=0; HttpOnly; SameSite=Strict; Path=/")
 
     def _send_cookie(self, token: str, rules: str) -> None:
-        self._send(HTTPStatus.OK, b"{}", _JSON, {"Set-Cookie": f"{COOKIE}={token}; {rules}"})
+        secure = "; Secure" if self.server.tls is not None else ""
+        cookie = f"{COOKIE}={token}; {rules}{secure}"
+        self._send(HTTPStatus.OK, b"{}", _JSON, {"Set-Cookie": cookie})
 
     # ---- what is asked for ---------------------------------------------------------------
 

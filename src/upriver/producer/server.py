@@ -97,7 +97,7 @@ class Server:
         self.turns = self.make_scheduler(self._loop)
         self.buffers = BufferBudget(self._loop, self.settings.buffer_memory)
         self._max_connections = room_for_connections(self.settings.max_connections)
-        tls = _tls(self.settings)
+        tls = self.settings.tls_context()
         port = await self.listen(tls)
         self.http_port = await self._start_http(tls)
         self.node.listening(self.settings.host, port, self.http_port)
@@ -365,15 +365,3 @@ class Server:
         self.durability.woken()
         for connection in woken:
             connection.pump()
-
-
-def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
-    if settings.certificate is None or settings.key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.certificate, settings.key)
-    if settings.client_authority is not None:
-        context.load_verify_locations(settings.client_authority)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

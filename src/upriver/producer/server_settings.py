@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -146,6 +147,18 @@ class ServerSettings:
             yield f"everybody who reaches {self.host} may read and write everything (open_to_all)"
         elif self.certificate is None and not _is_loopback(self.host):
             yield f"documents travel without TLS on {self.host}: the network can read them"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The context for TLS with the certificate; None without one."""
+        if self.certificate is None or self.key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate, self.key)
+        if self.client_authority is not None:
+            context.load_verify_locations(self.client_authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def address(self, port: int) -> tuple[str, int]:
         """Returns the address by which clients reach a server that listens on ``port``."""
