@@ -498,6 +498,34 @@ def test_what_a_successor_has_done_for_the_tables_of_collections_is_not_done_twi
     assert documents_of(table / "_default._default") == bucket.documents()
 
 
+def test_tables_of_collections_go_back_to_before_a_lease_was_taken_over(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "documents"
+    options = {"table_per_collection": True}
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table, **options)
+    bucket.write(0, b"b", b"1")
+    point = bucket.high(0)
+
+    def die(step: str) -> None:
+        if step == "commit":
+            raise Crash("died after commit")
+
+    with monkeypatch.context() as patch:  # as a process that was killed
+        patch.setattr(Lease, "release", lambda self: None)
+        with pytest.raises(UpriverError, match="died after commit"):
+            started(bucket, table, die, **options).wait(PATIENCE)
+    monkeypatch.setattr(lease_module, "_is_dead", lambda holder: True)
+    bucket.write(0, b"c", b"lost")
+    caught_up(bucket, table, **options)
+    bucket.fail_over(0, point)
+    caught_up(bucket, table, **options)
+    assert (
+        documents_of(table / "_default._default") == bucket.documents() == {b"a": b"1", b"b": b"1"}
+    )
+
+
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
     storage = Storage.parse(tmp_path)
     with (

@@ -487,7 +487,9 @@ class TableSet:
     def take_over(self, lease: Lease) -> None:
         """Commits the number of the lease, so that its last holder can commit nothing more."""
         for _ in range(_ATTEMPTS):
-            state = replace(self.state, fence=lease.number)
+            self.apply_pending()
+            tables = {name: table.snapshot.version for name, table in self.others.items()}
+            state = replace(self.state, fence=lease.number, tables=tables)
             lease.check()
             try:
                 done = self.ledger.commit([], operation="UPRIVER LEASE", state=state.to_text())
