@@ -134,7 +134,8 @@ class VBucketModel:
     # ---- states --------------------------------------------------------------------------
 
     def branch(self, seqno: int) -> None:
-        self.log = [seqno, *(other for other in self.log if other <= seqno)][:MAX_LOG]
+        kept = [other for other in self.log if other <= seqno] if seqno else []
+        self.log = [seqno, *kept][:MAX_LOG]
 
     def whole(self) -> int:
         return self.snapshot_end if self.high >= self.snapshot_end else self.whole_before
