@@ -8,10 +8,11 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from talk import Talk
+from talk import Talk, request_bytes
 
 from upriver.testing import TemporaryProducer
 
+SETQ, ADD, SUBDOC_GET = 0x11, 2, 0xC5
 GET, GETQ, SET, DELETE, INCREMENT, FLUSH, GAT, TOUCH = 0, 9, 1, 4, 5, 8, 0x1D, 0x1C
 STORE, EXPIRY = bytes(8), struct.pack(">I", 1000)
 COUNT = struct.pack(">QQI", 1, 0, 0xFFFFFFFF)
@@ -56,11 +57,36 @@ def test_commands_are_counted_by_whether_they_found_anything(talk: Talk) -> None
         "delete_hits": "1",
         "delete_misses": "0",
         "cas_badval": "1",
+        "cmd_set": "2",
         "cmd_flush": "1",
     }
     assert {name: told[name] for name in counted} == counted
     talk.statistics("reset")
     assert talk.statistics()["cmd_get"] == "0"
+
+
+def test_responses_are_counted_by_status(talk: Talk) -> None:
+    """One statistic: a JSON object of hexadecimal statuses, those of plain and other writes."""
+    talk.statistics("reset")
+    before = json.loads(talk.statistics("responses")["responses"])
+    for number in range(3):  # plain ones, which take the fast path
+        assert talk.ask_raw(SET, b"k%d" % number, b"1", STORE).status == 0
+    talk.socket.sendall(request_bytes(SETQ, b"quiet", b"1", STORE))  # stored, not answered
+    assert talk.ask_raw(ADD, b"k0", b"1", STORE).status == 2
+    assert talk.ask_raw(GET, b"absent").status == 1
+    assert talk.ask_raw(TOUCH, b"absent", b"", EXPIRY).status == 1
+    assert talk.ask_raw(SUBDOC_GET, b"absent", b"p", bytes((0, 1, 0))).status == 1
+    assert talk.ask_raw(ADD, b"text", b"x", STORE).status == 0
+    assert talk.ask_raw(INCREMENT, b"text", b"", COUNT).status == 6
+    after = json.loads(talk.statistics("responses")["responses"])
+    # Of the statistics themselves: the reset's end, and the first answer with its end.
+    assert after["0"] - before.get("0", 0) == 3 + 1 + 2
+    assert {status: count for status, count in after.items() if status != "0"} == {
+        "1": 3,
+        "2": 1,
+        "6": 1,
+    }
+    assert talk.statistics()["cmd_set"] == "6"
 
 
 def test_a_connection_tells_of_itself(producer: TemporaryProducer, talk: Talk) -> None:

@@ -28,6 +28,7 @@ from ...wire.frameinfo import Durability
 from ...wire.names import Feature
 from ..bootstrap.bootstrap_commands import Delayed, InThread
 from ..keyvalue import Answer, BackgroundWork, Blocking, KeyValue, Later, Now, Several, Write
+from ..keyvalue.command_counts import counts_of
 from ..keyvalue.durability import PreparedWrite, committed, level_of, patience
 from ..keyvalue.fast_sets import set_answer
 from .client_info import ClientInfo
@@ -177,16 +178,21 @@ class DeferredResponses:
             if not self._may_acknowledge():
                 return
             packets: list[bytes] = []
+            plain: list[bytes] = []
             last = first + _ANSWERED_AT_ONCE
             for (change, respond), outcome in zip(
                 writes[first:last], outcomes[first:last], strict=True
             ):
                 if isinstance(respond, bytes):
                     if isinstance(outcome, Applied):
-                        packets.append(set_answer(respond, outcome, self._token(change.vbucket)))
+                        plain.append(set_answer(respond, outcome, self._token(change.vbucket)))
+                        packets.append(plain[-1])
                         continue
                     respond = self._respond_to(respond)
                 packets += map(self._owner.dialect.encode, respond(outcome))
+            bucket = self._owner.bucket()
+            if plain and bucket is not None:
+                counts_of(bucket).add_plain_sets(len(plain), sum(map(bool, plain)))
             yield b"".join(packets)
 
     def _may_acknowledge(self) -> bool:

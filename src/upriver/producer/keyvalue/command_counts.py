@@ -1,7 +1,6 @@
-"""Counters of command hits and misses, under the names that memcached uses.
+"""Counters of commands, of hits and misses under the names that memcached uses, and of statuses.
 
-The counters start when a bucket is opened and can be reset. Plain SETs that take the fast path are
-not counted here.
+The counters start when a bucket is opened and can be reset.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ...wire import kv
 from ...wire.messages import Request
 from .responses import Responses
 
-__all__ = ["COUNTED", "CommandCounts", "counts_of"]
+__all__ = ["CommandCounts", "counts_of"]
 
 #: A quiet read sends no response when it finds nothing; a quiet write sends none when it succeeds.
 _READS: Final = (kv.Get, kv.GetAndTouch)
@@ -34,9 +33,13 @@ _COMMANDS: Final[dict[type[Request], str]] = {
     kv.GetAndTouch: "cmd_get",
     kv.Touch: "cmd_touch",
     kv.FlushAll: "cmd_flush",
+    kv.Set: "cmd_set",
+    kv.Add: "cmd_set",
+    kv.Replace: "cmd_set",
+    kv.Append: "cmd_set",
+    kv.Prepend: "cmd_set",
 }
 _WITH_CAS: Final = (kv.Set, kv.Replace, kv.Append, kv.Prepend)
-COUNTED: Final = frozenset({*_HITS, *_COMMANDS, *_WITH_CAS})
 
 #: Names that are always reported, even while their count is 0.
 _NAMES: Final = (
@@ -63,9 +66,21 @@ class CommandCounts:
 
     def __init__(self) -> None:
         self._counted: Counter[str] = Counter()
+        self._statuses: Counter[Status] = Counter()
+
+    def add_plain_sets(self, stored: int, answered: int) -> None:
+        """Counts SETs that were stored on the fast path, and how many of them were answered."""
+        self._counted["cmd_set"] += stored
+        self._statuses[Status.SUCCESS] += answered
+
+    def add_responses(self, responses: Responses) -> None:
+        """Counts responses by their status."""
+        for response in responses:
+            self._statuses[response.status] += 1
 
     def add(self, request: Request, responses: Responses) -> None:
-        """Counts a request according to the status of its response."""
+        """Counts a request according to the status of its response, and the responses."""
+        self.add_responses(responses)
         kind = type(request)
         status = responses[0].status if responses else None
         if kind in _COMMANDS:
@@ -84,6 +99,11 @@ class CommandCounts:
 
     def reset(self) -> None:
         self._counted.clear()
+        self._statuses.clear()
+
+    def statuses(self) -> dict[Status, int]:
+        """Returns how many responses there were with each status."""
+        return dict(self._statuses)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, self._counted[name]) for name in _NAMES)

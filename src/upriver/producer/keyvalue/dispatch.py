@@ -26,7 +26,7 @@ from . import (
     vbucket_commands,
     with_meta_writes,
 )
-from .command_counts import COUNTED, counts_of
+from .command_counts import counts_of
 from .document_locks import Locks
 from .durability import PreparedWrite
 from .frame_rules import DURABLE, KEEPS_EXPIRY
@@ -105,19 +105,14 @@ class KeyValue:
             answer = handler(call, request)
         except Exception as error:
             answer = Now(_refused(call, error))
-        if type(request) in COUNTED:
-            answer = _counted(call, answer)
-        if isinstance(answer, Blocking):
-            return Blocking(answer.work, _refusing(call, answer.call), call.refused)
-        if isinstance(answer, Later):
-            return Later(_refusing(call, answer.poll))
-        if isinstance(answer, Several):
-            return Several(_refusing_steps(call, answer.steps))
-        return answer
+        return _counted(call, answer)
 
 
 def _counted(call: Call, answer: Answer) -> Answer:
-    """Returns the same answer, wrapped so that it is counted once its responses are known."""
+    """Returns the same answer, wrapped so that it is counted once its responses are known.
+
+    What fails after this call returned is answered with a refusal.
+    """
     counts, request = counts_of(call.bucket), call.request
 
     def counted(responses: Responses) -> Responses:
@@ -130,9 +125,26 @@ def _counted(call: Call, answer: Answer) -> Answer:
         respond = answer.respond
         return Write(answer.change, lambda outcome: counted(respond(outcome)))
     elif isinstance(answer, Blocking):
-        work = answer.call
-        return Blocking(answer.work, lambda: counted(work()), answer.refused)
+        work = _refusing(call, answer.call)
+        return Blocking(answer.work, lambda: counted(work()), call.refused)
+    elif isinstance(answer, Later):
+        poll = _refusing(call, answer.poll)
+
+        def polled() -> Responses | None:
+            responses = poll()
+            return responses if responses is None else counted(responses)
+
+        return Later(polled)
+    elif isinstance(answer, Several):
+        return Several(_counted_steps(call, _refusing_steps(call, answer.steps)))
     return answer
+
+
+def _counted_steps(call: Call, steps: Iterator[Responses]) -> Iterator[Responses]:
+    counts = counts_of(call.bucket)
+    for responses in steps:
+        counts.add_responses(responses)
+        yield responses
 
 
 def _refusing(call: Call, action: Callable[[], _T]) -> Callable[[], _T | Responses]:

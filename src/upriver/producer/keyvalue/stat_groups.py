@@ -5,6 +5,7 @@ Statistics of the store are produced here. Groups that only the server knows are
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from ...model import Datatype, VBucketState
 from ...wire import kv
 from ...wire.json_text import is_json
 from ...wire.messages import Request
+from ...wire.numbers import STATUSES
 from .command_counts import counts_of
 from .request import Call
 from .responses import Answer, Responses, Several
@@ -144,6 +146,15 @@ def _scopes(call: Call, argument: str) -> _Stats:
         yield f"{scope.id:#x}:collections", len(inside)
 
 
+def _responses(call: Call, argument: str) -> _Stats:
+    """Counts responses of documents by status, as one JSON object of hexadecimal statuses."""
+    counted = counts_of(call.bucket).statuses()
+    numbers = {
+        f"{number:x}": counted[status] for number, status in STATUSES.items() if status in counted
+    }
+    yield "responses", json.dumps(numbers)
+
+
 def _detail(call: Call, argument: str) -> _Stats:
     """Counts by key prefix are not supported: switching them on or off has no effect."""
     if argument not in ("on", "off", "dump"):
@@ -177,6 +188,7 @@ _GROUPS: Final[dict[str, Callable[[Call, str], _Stats]]] = {
     "dcp-vbtakeover": _takeover,
     "collections": _collections,
     "scopes": _scopes,
+    "responses": _responses,
     "detail": _detail,
     "settings": _settings,
     "reset": _reset,
