@@ -78,6 +78,7 @@ def finish_batch(path: Path, number: int) -> None:
         rollbacks=0,
         dead_letters=0,
         lag=number,
+        lag_seconds=number / 2,
         delay=None,
     )
 
@@ -454,6 +455,8 @@ def test_lag_is_shown_by_reader_and_pipeline_in_changes_and_in_seconds(
             assert browser.run("return document.querySelectorAll('#lags-card .curve').length") == 2
             browser.one("input[name=lag-unit][value=seconds]").send_keys(Keys.SPACE)
             browser.until(f"{behind}; return /slow: [\\d.]+ (ms|s)/.test(found)")
+            browser.until_text("#lags-card .legend", "orders (pipeline): 3.5 s")
+            browser.until_text("#lags-card .legend", "orders (pipeline): 3.5 s")
             # the list of connections has both
             browser.until_text("#connections", f"{changes}, ")
 

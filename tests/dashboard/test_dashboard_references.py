@@ -93,7 +93,14 @@ def test_alerts_ask_only_for_what_there_is_and_cover_what_can_go_wrong() -> None
     rules = [line.partition("expr:")[2] for line in ALERTS.read_text().splitlines()]
     asked = set().union(*(metrics_in(rule) for rule in rules))
     assert asked <= LABELS.keys()
-    for word in ("lag_seconds", "dead_letters", "healthy", "delay", "branches", "disk_free"):
+    for word in (
+        "reader_lag_seconds",
+        "pipeline_lag_seconds",
+        "dead_letters",
+        "healthy",
+        "branches",
+        "disk_free",
+    ):
         assert any(word in name for name in asked), word
 
 

@@ -168,7 +168,9 @@ def _pipelines(pipelines: Sequence[PipelineFigures]) -> Iterable[tuple[_Who, _La
     for one in pipelines:
         if one["recent"]:
             last = one["recent"][-1]
-            yield ("pipeline", one["name"]), _Lag(last["lag"], last["delay"])
+            # files of older releases have the delay of a batch only
+            seconds = last["delay"] if last["lag_seconds"] is None else last["lag_seconds"]
+            yield ("pipeline", one["name"]), _Lag(last["lag"], seconds)
 
 
 def _furthest(lags: Sequence[tuple[_Who, _Lag]]) -> dict[_Who, _Lag]:

@@ -91,7 +91,8 @@ function updatePipeline(element, pipeline, now) {
   describe(left.firstChild, [
     ["Rows a second", spent ? brief(rows / spent) : "–"],
     ["Last batch", orDash(last?.seconds, duration)],
-    ["Behind", orDash(last?.lag, brief)],
+    ["Behind", last?.lag && last.lag_seconds !== null
+      ? `${brief(last.lag)}, ${duration(last.lag_seconds)}` : orDash(last?.lag, brief)],
     ["Delay", orDash(last?.delay, duration)],
     ["Rows", brief(pipeline.rows)],
     ["Batches", brief(pipeline.batches)],
