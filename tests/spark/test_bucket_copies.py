@@ -105,6 +105,8 @@ def test_a_copy_goes_on_where_a_rollback_row_had_stopped_it(
     # a document that only the lost branch had comes anew, with a lower revision
     for key in keys[:10]:
         source.write(b"lost-" + key, b'{"new":1}')
+    later = source.bucket.create_collection(shop, "later").id  # the next start creates it
+    source.write(b"k", b"{}", collection=later)
     copy_once(spark, source, target, tmp_path)
     assert documents(target) == documents(source)
     assert any(change.key.startswith(FENCE_PREFIX) for change in stored(target.bucket))
