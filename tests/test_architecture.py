@@ -31,7 +31,7 @@ DIRECT: dict[str, set[str]] = {
     "settings": {"consumer"},
     "spark": {"settings", "telemetry", "_extras", "_lazy"},
     "dashboard": {"model", "_extras"},
-    "testing": {"cluster", "producer", "consumer", "_lazy"},
+    "testing": {"cluster", "producer", "consumer", "spark", "_lazy"},
     "cli": {"logs", "dashboard", "spark", "cluster", "producer", "consumer", "testing"},
     # the package itself: its version, the root of the errors, and what every user meets
     "__init__": {"errors", "model", "_lazy"},

@@ -80,6 +80,7 @@ PUBLIC = {
         "LOSS",
         "SCOPES",
         "SINGLE",
+        "TABLE",
         "WIPE",
         "ClusterWorld",
         "Operation",

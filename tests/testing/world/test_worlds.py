@@ -10,7 +10,7 @@ import pytest
 from upriver.testing.world import SCOPES, SINGLE, Outcome, Plan, Step, Violation, run, shrink
 
 #: Seeds of every scope that run with the other tests.
-SEEDS = {"single": range(60), "cluster": range(12)}
+SEEDS = {"single": range(60), "cluster": range(12), "table": range(12)}
 
 
 @pytest.mark.parametrize(("scope", "part"), [(scope, part) for scope in SEEDS for part in range(4)])

@@ -17,7 +17,7 @@ from .cluster_world import CLUSTER, ClusterWorld
 from .history import Violation
 from .linearizability import LOSS, WIPE, Operation, explain
 from .plan import Plan, Scope, Step
-from .running import SCOPES, run
+from .running import SCOPES, TABLE, run
 from .shrink import shrink
 from .world import SINGLE, Outcome, World
 
@@ -26,6 +26,7 @@ __all__ = [
     "LOSS",
     "SCOPES",
     "SINGLE",
+    "TABLE",
     "WIPE",
     "ClusterWorld",
     "Operation",

@@ -17,8 +17,8 @@ from .scheduler import Process, Scheduler
 
 __all__ = ["Link", "Network", "NetworkSettings"]
 
-#: Seconds until a connection whose bytes are swallowed is reset.
-_LATE_RESET: Final = 40.0
+#: Seconds until a connection whose bytes are swallowed is reset: nobody should wait for that.
+_LATE_RESET: Final = 3600.0
 #: The most bytes that arrive at once.
 _PIECE: Final = 16 * 1024
 
@@ -72,15 +72,12 @@ class Network:
         self._slow[name] = (self.scheduler.now + seconds, rate)
 
     def heal(self) -> None:
-        """Ends every partition and every slowness; half-open connections are reset."""
+        """Ends every partition and every slowness. Half-open connections stay as they are."""
         self._partitions.clear()
         self._slow.clear()
-        for link in list(self.links):
-            if link.silent:
-                link.reset("it was half-open")
-            else:
-                for end in link.ends:
-                    end.pump(0.0)
+        for link in self.links:
+            for end in link.ends:
+                end.pump(0.0)
 
     def held_until(self, one: str, other: str) -> float:
         """Until when bytes between two processes are held back; 0 if they are not."""
