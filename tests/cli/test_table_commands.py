@@ -45,6 +45,7 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     )
     made = finished("mirror", producer.source, table, "--config", settings, *QUICK)
     assert made.returncode == 0, made.stderr
+    assert "log" not in made.stderr, "what Java says while it starts"
     told = json.loads(made.stdout)
     assert (told["state"], told["changes"], told["batches"]) == ("done", 30, 2)
     compared = finished("verify", producer.source, table, *QUICK)
@@ -105,6 +106,30 @@ def test_a_change_log_runs_until_it_is_stopped(producer: TemporaryProducer, tmp_
     assert status == 0, err
     assert out.startswith("stopped: 30 changes in 1 batches")
     assert DeltaTable(table).count() == 30
+
+
+def test_ctrl_c_while_spark_starts_ends_with_one_line(
+    producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    with running("verify", producer.source, tmp_path / "none", *QUICK) as process:
+        while not descendants_named("java", process.process.pid):
+            with suppress(subprocess.TimeoutExpired):
+                process.process.wait(0.05)
+            assert process.process.poll() is None, process.err.read()
+        status, out, err = process.stop(signal.SIGINT)
+    assert (status, out, err) == (130, "", "interrupted: nothing was finished\n")
+
+
+def descendants_named(name: str, parent: int) -> list[int]:
+    """The processes of this name that a process or one of its children has started."""
+    found = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                if Path(f"/proc/{child}/comm").read_text().strip() == name:
+                    found.append(child)
+                found += descendants_named(name, child)
+    return found
 
 
 def test_questions_without_an_answer_have_a_status_of_their_own(tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def test_available_now_reads_all_or_one_batch_of_an_old_spark(
             reading.read()
             assert folded(spark, reading.rows) == documents(producer.bucket)
         limited = Reading(spark, producer.source, tmp_path / "some", maxOffsetsPerTrigger=80)
-        read = [len(limited.read()) for _ in range(2)]
-        assert read == ([150, 0] if has_admission_control() else [80, 70])
+        for _ in range(1 if has_admission_control() else 4):  # 250 seqnos, of which 150 have rows
+            limited.read()
         assert Counter(map(name_of, limited.rows)) == names_in(producer)
 
 

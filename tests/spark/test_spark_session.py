@@ -186,10 +186,10 @@ from pyspark.sql import SparkSession
 from upriver.spark import mirror, register
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+mirror(spark, source=sys.argv[1], table=sys.argv[2], once=True).wait()
 register(spark)
 register(spark)
 print(spark.read.format("dcp").load(sys.argv[1]).count())
-mirror(spark, source=sys.argv[1], table=sys.argv[2], once=True).wait()
 print(spark.read.format("upriver-table").load(sys.argv[2]).count())
 spark.stop()
 """

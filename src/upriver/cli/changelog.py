@@ -16,8 +16,8 @@ from .setting_options import (
     source_argument,
     source_settings,
     spark_options,
-    spark_session,
 )
+from .spark_process import spark_session
 from .wait_messages import waiting_for
 
 __all__ = ["changelog"]

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common_options import INTERRUPTED
-from .pipeline_view import Terminated, terminated_like_interrupted
 from .setting_options import (
     config_option,
     json_option,
@@ -19,8 +17,8 @@ from .setting_options import (
     source_argument,
     source_settings,
     spark_options,
-    spark_session,
 )
+from .spark_process import spark_session, stop_requests
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
@@ -87,12 +85,12 @@ def copy(
             )
         counted = _Count(query)
         try:
-            with terminated_like_interrupted():
-                while not query.awaitTermination(1):
+            with stop_requests() as stop:
+                while not stop and not query.awaitTermination(1):
                     counted.look()
-        except KeyboardInterrupt as stopped:
-            query.stop()
-            status = 0 if isinstance(stopped, Terminated) else INTERRUPTED
+            if stop:
+                query.stop()
+                status = stop.status
         except Exception as problem:
             raise as_ours(problem) from None
         counted.look()

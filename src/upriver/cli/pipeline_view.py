@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -21,13 +19,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .common_options import INTERRUPTED, is_quiet
+from .common_options import is_quiet
+from .spark_process import stop_requests
 
 if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
     from ..spark.tables.progress import PipelineStatus
 
-__all__ = ["Terminated", "terminated_like_interrupted", "watch"]
+__all__ = ["watch"]
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5
@@ -40,37 +39,14 @@ def watch(pipeline: Pipeline, *, as_json: bool) -> None:
     """
     began = time.monotonic()
     console = Console(stderr=True)
-    status = 0
-    try:
-        with terminated_like_interrupted(), _view(console, pipeline.status()) as show:
-            while not pipeline.wait(_EVERY):
-                show(pipeline.status())
-    except Terminated:
-        pipeline.stop()
-    except KeyboardInterrupt:
-        pipeline.stop()
-        status = INTERRUPTED
+    with stop_requests() as stop, _view(console, pipeline.status()) as show:
+        while not stop and not pipeline.wait(_EVERY):
+            show(pipeline.status())
+        if stop:
+            pipeline.stop()
     _summarise(pipeline.status(), time.monotonic() - began, as_json=as_json)
-    if status:
-        raise SystemExit(status)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: a service manager ends the program in order."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Has SIGTERM raise `Terminated`, as Ctrl-C raises KeyboardInterrupt."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if stop.status:
+        raise SystemExit(stop.status)
 
 
 @contextmanager

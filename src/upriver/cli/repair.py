@@ -12,8 +12,8 @@ from .setting_options import (
     settings_given,
     source_settings,
     spark_options,
-    spark_session,
 )
+from .spark_process import spark_session
 from .verify import difference_lines
 
 __all__ = ["repair"]

@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -20,9 +19,6 @@ from ..errors import ConfigError
 from ..settings.all_settings import ACCESS, CHANGELOG, MIRROR, SELECTION, named
 from ..settings.setting import Given, Setting, ValueKind
 from ..settings.vbucket_list import parse_vbuckets
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "DIALECTS",
@@ -39,7 +35,6 @@ __all__ = [
     "source_argument",
     "source_settings",
     "spark_options",
-    "spark_session",
     "vbuckets_option",
 ]
 
@@ -230,19 +225,6 @@ def otel_option(command: _Command) -> _Command:
         callback=turned_on,
         help="Report batches by OpenTelemetry, as OTEL_EXPORTER_OTLP_ENDPOINT and others say.",
     )(command)
-
-
-@contextmanager
-def spark_session(app: str, options: dict[str, Any]) -> Iterator[SparkSession]:
-    """A Spark session for one command; removes the options of `spark_options`."""
-    from ..spark.session import session
-
-    config = {"spark.log.level": "ERROR", **options.pop("conf")}
-    spark = session(app, master=options.pop("master"), config=config)
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def config_option(command: _Command) -> _Command:

@@ -17,8 +17,8 @@ from .setting_options import (
     source_argument,
     source_settings,
     spark_options,
-    spark_session,
 )
+from .spark_process import spark_session
 
 if TYPE_CHECKING:
     from ..spark.tables.verify import Comparison, Verdict

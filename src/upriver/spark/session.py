@@ -25,7 +25,7 @@ from .spark_versions import require_supported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_remote", "register", "session", "settings", "start"]
+__all__ = ["is_remote", "register", "session", "settings", "start", "use_this_interpreter"]
 
 _log = logging.getLogger("upriver.spark")
 
@@ -80,8 +80,7 @@ def register(spark: SparkSession) -> None:
         from .data_source import DcpDataSource
         from .tables.table_source import TableSource
 
-    if not is_remote(spark):
-        _use_this_interpreter(spark)
+    use_this_interpreter(spark)
     with quietly_replacing(spark):
         for source in (DcpDataSource, TableSource):
             try:
@@ -97,12 +96,14 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _use_this_interpreter(spark: SparkSession) -> None:
+def use_this_interpreter(spark: SparkSession) -> None:
     """Corrects the interpreter of a session that was started without `start`.
 
     Spark takes ``python3`` from the path, which is another one if this interpreter's virtual
     environment is not activated. It is asked for by each function that Spark pickles from now on.
     """
+    if is_remote(spark):
+        return
     context = spark.sparkContext
     chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if not chosen and sys.executable and _local_cores(context.master or ""):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
-from ..session import register
+from ..session import use_this_interpreter
 from ..stream_driver import Driver
 from .chosen_collections import ChosenCollections
 from .executors import SparkExecutors, ThisProcess
@@ -63,7 +63,7 @@ def start_pipeline(
     Without Spark all is done in this process, which is enough for what is small.
     """
     if spark is not None:
-        register(spark)
+        use_this_interpreter(spark)
     executors = SparkExecutors(spark) if spark is not None else ThisProcess()
     held = held_properties(place)
     with ExitStack() as stack:
