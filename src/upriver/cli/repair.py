@@ -49,7 +49,7 @@ def repair(source: str, table: str, most: int, show: int, as_json: bool, **optio
       upriver repair couchbase://localhost/default ./documents
       upriver repair couchbase://localhost/default ./documents --most 10 --json
     """
-    from ..spark.tables.repair import repair as bring
+    from ..spark import repair as bring
 
     given = settings_given(options)
     with spark_session("upriver repair", options) as spark:

@@ -66,7 +66,7 @@ def verify(
       3  doubled: the table has several rows of one document
       4  nothing compared: there was no document to compare
     """
-    from ..spark.tables.verify import verify as compare
+    from ..spark import verify as compare
 
     given = settings_given(options)
     with (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from .._extras import extra
 from ..model import Op
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def fold(changes: DataFrame) -> DataFrame:
     few rollback rows, so it should be a table, or cached; it must have the complete history of its
     vbuckets, as far as it was read.
     """
-    from pyspark.sql import functions as f
+    with extra("spark"):
+        from pyspark.sql import functions as f
 
     rollbacks = (
         changes.where(f.col("op").isin(ROLLBACK, RESTATED))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
+from .._extras import extra
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def parse(
     PERMISSIVE makes a value that cannot be parsed null and keeps its bytes in the column
     ``corrupt``; FAILFAST fails the query. Rows without a value keep none.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
+    with extra("spark"):
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import StructType
 
     if mode not in _MODES:
         raise ConfigError(f"mode: {mode!r} is not one of {', '.join(_MODES)}")
