@@ -1,19 +1,29 @@
-"""Who does the tasks of a batch: Spark's executors, or this process."""
+"""Who does the tasks of a batch: Spark's executors, or this process.
+
+A session of Spark Connect has no RDDs: there the tasks are the partitions of a frame.
+"""
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import pyarrow as pa
+
+from ..session import is_remote
 from .storage import StorageFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Executors", "SparkExecutors", "ThisProcess"]
+__all__ = ["ConnectExecutors", "Executors", "SparkExecutors", "ThisProcess", "executors_of"]
 
 
+#: Tasks at once on a server that does not say how many cores it has.
+_REMOTE_TASKS: Final = 4
 _STORE_FAILED: Final = re.compile(r"\bStorageFailed: (.+)")
 
 
@@ -42,12 +52,44 @@ class SparkExecutors:
         if not tasks:
             return []
         # one task, one partition; credentials travel in the data and never in a plan
-        try:
+        with _storage_failures():
             return self._context.parallelize(tasks, len(tasks)).map(_run).collect()
-        except Exception as problem:  # of Java, with the text of the task's error in it
-            if found := _STORE_FAILED.search(str(problem)):
-                raise StorageFailed(found[1]) from problem
-            raise
+
+
+class ConnectExecutors:
+    """The executors of a server of Spark Connect, whose Python must have Upriver too."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    @property
+    def parallelism(self) -> int:
+        told = self._spark.conf.get("spark.default.parallelism", None)
+        return int(told) if told else _REMOTE_TASKS
+
+    def run(self, tasks: Sequence[Any]) -> list[Any]:
+        if not tasks:
+            return []
+        pickled = [pickle.dumps(task) for task in tasks]  # in the function, which no plan shows
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in map(int, batch.column("id").to_numpy()):
+                    result = pickle.dumps(pickle.loads(pickled[number]).run())
+                    yield pa.RecordBatch.from_pydict({"number": [number], "result": [result]})
+
+        numbers = self._spark.range(0, len(tasks), 1, len(tasks))
+        with _storage_failures():
+            rows = numbers.mapInArrow(work, "number long, result binary").collect()
+        results = {row.number: pickle.loads(row.result) for row in rows}
+        return [results[number] for number in range(len(tasks))]
+
+
+def executors_of(spark: SparkSession | None) -> Executors:
+    """The executors of a session, or this process without one."""
+    if spark is None:
+        return ThisProcess()
+    return ConnectExecutors(spark) if is_remote(spark) else SparkExecutors(spark)
 
 
 class ThisProcess:
@@ -57,6 +99,16 @@ class ThisProcess:
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
         return [task.run() for task in tasks]
+
+
+@contextmanager
+def _storage_failures() -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:  # of Java, with the text of the task's error in it
+        if found := _STORE_FAILED.search(str(problem)):
+            raise StorageFailed(found[1]) from problem
+        raise
 
 
 def _run(task: Any) -> Any:

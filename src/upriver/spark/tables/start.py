@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ..session import use_this_interpreter
 from ..stream_driver import Driver
 from .chosen_collections import ChosenCollections
-from .executors import SparkExecutors, ThisProcess
+from .executors import executors_of
 from .key_columns import KeyColumns
 from .lag import LagMeter
 from .lease import held_lease
@@ -64,7 +64,7 @@ def start_pipeline(
     """
     if spark is not None:
         use_this_interpreter(spark)
-    executors = SparkExecutors(spark) if spark is not None else ThisProcess()
+    executors = executors_of(spark)
     held = held_properties(place)
     with ExitStack() as stack:
         place.prepare()
