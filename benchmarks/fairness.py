@@ -31,7 +31,7 @@ from pathlib import Path
 from machine import machine_line
 
 from upriver.producer.bootstrap.users import Grant, Role, Users
-from upriver.session.scram_client import ScramClient
+from upriver.session.sasl_client import ScramClient
 from upriver.store import BucketSettings, SetDocument, Store
 from upriver.wire import kv
 from upriver.wire import messages as m

@@ -25,8 +25,8 @@ from machine import machine_line
 from rocksdict import WriteBatch, WriteOptions
 
 from upriver.store import Bucket, BucketSettings, SetDocument, Store, document_key
-from upriver.store.record_layout import RecordKind, pack_record, seqno_key, vbucket_key
 from upriver.store.rocksdb import Database
+from upriver.store.rocksdb_layout import RecordKind, pack_record, seqno_key, vbucket_key
 from upriver.wire import canonical
 
 VBUCKETS = 1024

@@ -39,8 +39,8 @@ from upriver.spark import session
 from upriver.spark.tables.api import changelog, mirror
 from upriver.spark.tables.delta_log import log_versions, read_snapshot
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.start import place_of, start_pipeline
 from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer

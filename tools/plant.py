@@ -280,7 +280,7 @@ FAULTS = (
     ),
     Fault(
         "a durable write is committed without its copies",
-        "upriver.producer.keyvalue.durability",
+        "upriver.producer.keyvalue.durability_requirements",
         "        return count >= self.needed and (",
         "        return True and (",
         "cluster",

@@ -14,7 +14,7 @@ from running import finished
 
 from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
-from upriver.consumer.checkpoints.position_probe import Verdict, probe, probe_and_wait
+from upriver.consumer.checkpoints.position_check import Verdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
 from upriver.consumer.reader_settings import ConsumerSettings, DialectName
 from upriver.consumer.transport.access import Access

@@ -21,7 +21,7 @@ from upriver.errors import Status
 from upriver.model import FailoverEntry, VBucketState
 from upriver.producer.membership import Member
 from upriver.producer.server_settings import ServerSettings
-from upriver.session.scram_client import ScramClient
+from upriver.session.sasl_client import ScramClient
 from upriver.store import Bucket
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv

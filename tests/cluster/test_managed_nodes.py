@@ -16,7 +16,7 @@ from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Op, VBucketState
 from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress, bucket_json
 from upriver.producer.bootstrap.users import Role
-from upriver.producer.keyvalue.durability import CopyNames, copy_names
+from upriver.producer.keyvalue.durability_requirements import CopyNames, copy_names
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import BeginSnapshot, Bucket, Change, EndSnapshot, Replicate, SetDocument, Store
 from upriver.testing import TemporaryProducer

@@ -34,7 +34,7 @@ from upriver.errors import (
 )
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
-from upriver.session.scram_client import MAX_ITERATIONS, ScramClient
+from upriver.session.sasl_client import MAX_ITERATIONS, ScramClient
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv
 from upriver.wire.messages import PlainResponse, Request

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from upriver.consumer import Consumer
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
-from upriver.dashboard.metrics import METRICS
+from upriver.dashboard.prometheus_metrics import METRICS
 from upriver.errors import ConfigError, UpriverError
 from upriver.testing import TemporaryProducer
 

@@ -11,7 +11,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from upriver.cli.main import cli
-from upriver.dashboard.metrics import METRICS, reference
+from upriver.dashboard.prometheus_metrics import METRICS, reference
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 GRAFANA = json.loads((files("upriver.dashboard") / "grafana.json").read_text())
@@ -47,7 +47,7 @@ def metrics_in(expression: str) -> set[str]:
 
 def test_the_page_about_metrics_is_made_from_the_table() -> None:
     assert DOCUMENTED.read_text() == reference(), (
-        "write upriver.dashboard.metrics.reference() to docs/reference/metrics.md"
+        "write upriver.dashboard.prometheus_metrics.reference() to docs/reference/metrics.md"
     )
 
 

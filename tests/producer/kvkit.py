@@ -16,7 +16,7 @@ from typing import Any
 from upriver.errors import Status, StoreRefusal
 from upriver.producer.connections.client_info import ClientInfo
 from upriver.producer.keyvalue import Answer, Blocking, KeyValue, Later, Now, Responses, Several
-from upriver.producer.keyvalue.durability import CopyNames
+from upriver.producer.keyvalue.durability_requirements import CopyNames
 from upriver.store import Bucket, BucketSettings, Store
 from upriver.wire import kv
 from upriver.wire.dialects.dcp import Dcp

@@ -21,7 +21,7 @@ from upriver.producer.connections.thread_pools import ThreadPools
 from upriver.producer.connections.turn_scheduler import TURN_PACKETS, Load, TurnScheduler
 from upriver.producer.keyvalue import BackgroundWork, Blocking
 from upriver.producer.keyvalue.dispatch import _HANDLERS
-from upriver.producer.keyvalue.request import Call
+from upriver.producer.keyvalue.request_context import Call
 from upriver.store import SetDocument
 from upriver.testing import MemoryProducer, TemporaryProducer
 from upriver.testing.memory_producer import MemoryLink

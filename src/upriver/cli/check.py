@@ -21,7 +21,7 @@ from .setting_options import (
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
-    from ..consumer.checkpoints.position_probe import Verdict
+    from ..consumer.checkpoints.position_check import Verdict
     from ..consumer.reader_settings import DialectName
     from ..consumer.transport.access import Access
 
@@ -72,7 +72,7 @@ def check(
     """
     # Imported here: help and completion need none of it.
     from ..consumer.checkpoints.checkpoint_file import FileCheckpoint
-    from ..consumer.checkpoints.position_probe import probe_and_wait
+    from ..consumer.checkpoints.position_check import probe_and_wait
     from ..consumer.reader_settings import ConsumerSettings
     from ..consumer.transport.connection_string import Source
 

@@ -35,7 +35,7 @@ from urllib.parse import parse_qs, urlsplit
 from ..errors import UpriverError
 from .collector import Collector
 from .figures import Document, DocumentDetail
-from .metrics import exposition
+from .prometheus_metrics import exposition
 from .sign_in import COOKIE, Sessions, basic_credentials, cookie_token
 from .watched_server import WatchedServer, visible
 

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 from ..errors import Status, StoreError, StoreRefusal
 from ..model import VBucketState
 from ..store import AbortPrepared, Applied, Bucket, CommitPrepared, Outcome, PendingPrepare
-from .keyvalue.durability import DEFAULT_SECONDS, CopyNames
+from .keyvalue.durability_requirements import DEFAULT_SECONDS, CopyNames
 
 __all__ = ["DurabilityMonitor"]
 

@@ -17,7 +17,7 @@ from ..wire import kv
 from .bootstrap import cluster_config, sasl
 from .bootstrap.users import Role, Users
 from .connections.client_info import ClientInfo
-from .keyvalue.durability import NO_COPIES, CopyNames, copy_names
+from .keyvalue.durability_requirements import NO_COPIES, CopyNames, copy_names
 from .membership import MANAGER, Membership
 from .server_settings import ServerSettings
 

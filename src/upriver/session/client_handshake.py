@@ -30,8 +30,8 @@ from ..wire import kv
 from ..wire.messages import PlainResponse, Response
 from ..wire.names import Feature
 from .conversation import Compute, Conversation
+from .sasl_client import SCRAM_DIGESTS, ScramClient, cram_md5
 from .saslprep import prepare
-from .scram_client import SCRAM_DIGESTS, ScramClient, cram_md5
 
 __all__ = [
     "FIRST_OPAQUE",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
-from ..consumer.checkpoints.position_probe import probe_and_wait
+from ..consumer.checkpoints.position_check import probe_and_wait
 from ..consumer.client import Consumer
 from ..consumer.reader_settings import ConsumerSettings
 from ..consumer.topology.cluster_map import ClusterMap

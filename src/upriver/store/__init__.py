@@ -38,7 +38,7 @@ from .document_changes import (
 )
 from .key_scan import KeyRange, KeyScan, ScannedDocument
 from .manifest import Collection, Manifest, Scope
-from .record_layout import RecordKind, StoredRecord
+from .rocksdb_layout import RecordKind, StoredRecord
 from .seqno_reader import Backfill, FrameChunk
 from .sync_writes import Completion, CompletionKind
 from .vbucket import PendingPrepare, VBucketStats

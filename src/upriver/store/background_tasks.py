@@ -15,7 +15,7 @@ from ..model import VBucketState
 from . import operations, rollback
 from .bucket_data import Core
 from .document_changes import Expire
-from .record_layout import (
+from .rocksdb_layout import (
     Due,
     Meta,
     RecordKind,

@@ -22,15 +22,15 @@ from ..wire.prepares import is_hidden
 from . import consistency_check, document_versions, rollback
 from .background_tasks import Maintenance
 from .bucket_data import Core, Listener
+from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
 from .commit_threads import Ticker
 from .document_changes import Applied, Change, Expire, Outcome
 from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope, events_between
 from .operation_checks import check_key
-from .platform import MACHINE, Platform
-from .record_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
 from .rocksdb import translate
+from .rocksdb_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
 from .sync_writes import Completion, CompletionKind, is_abort_of
 from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs, new_vbuuid

@@ -20,13 +20,13 @@ from .. import _entropy
 from ..errors import StoreClosed, StoreDamaged, StoreError
 from ..model import VBucketState
 from . import operations, system_events
+from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
 from .cas_clock import HybridClock
 from .document_changes import Change, Outcome
 from .manifest import Manifest
-from .platform import MACHINE, Platform
-from .record_layout import Meta, StoredRecord, collection_of, vbucket_range
 from .rocksdb import Batch
+from .rocksdb_layout import Meta, StoredRecord, collection_of, vbucket_range
 from .seqno_reader import OpenReaders
 from .sync_writes import load_prepares
 from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid

@@ -16,7 +16,7 @@ from ..model import Datatype
 from ..wire.canonical import mutation
 from ..wire.limits import MAX_PREFIXED_KEY
 from .document_changes import Applied, Change, Outcome, SetDocument
-from .record_layout import RecordKind, pack_record, seqno_key, vbucket_key
+from .rocksdb_layout import RecordKind, pack_record, seqno_key, vbucket_key
 from .write_group import UNCHANGED, Group
 
 __all__ = ["insert_plain"]

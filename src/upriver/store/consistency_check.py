@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..errors import StoreRefusal
 from . import system_events
 from .bucket_data import Core
-from .record_layout import (
+from .rocksdb_layout import (
     NO_COLLECTION,
     Meta,
     RecordKind,

@@ -43,7 +43,7 @@ from ..errors import (
 )
 from .bucket import Bucket
 from .bucket_settings import BucketSettings
-from .record_layout import FORMAT
+from .rocksdb_layout import FORMAT
 
 __all__ = ["Store"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..wire import canonical, prepares
 from ..wire.canonical import CanonicalChange
-from .record_layout import StoredRecord, frame_seqno, seqno_key, vbucket_key, vbucket_range
 from .rocksdb import Database
+from .rocksdb_layout import StoredRecord, frame_seqno, seqno_key, vbucket_key, vbucket_range
 from .rollback import versions_in
 
 __all__ = ["next_cas", "versions"]

@@ -12,14 +12,14 @@ from typing import NamedTuple, Self
 from ..errors import StoreClosed, StoreDamaged
 from ..wire import canonical, leb128
 from ..wire.canonical import CanonicalChange
-from .record_layout import (
+from .rocksdb import Database, FrozenEntries
+from .rocksdb_layout import (
     RecordKind,
     StoredRecord,
     collection_range,
     seqno_key,
     vbucket_key,
 )
-from .rocksdb import Database, FrozenEntries
 
 __all__ = ["KeyRange", "KeyScan", "ScannedDocument"]
 

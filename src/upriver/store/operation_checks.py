@@ -9,7 +9,7 @@ from ..errors import Status, StoreRefusal
 from ..model import Datatype
 from ..wire import leb128, values
 from ..wire.limits import MAX_COLLECTION_KEY, MAX_PREFIXED_KEY, MAX_SYSTEM_XATTRS
-from .record_layout import SYSTEM_COLLECTION, RecordKind, StoredRecord
+from .rocksdb_layout import SYSTEM_COLLECTION, RecordKind, StoredRecord
 from .write_group import Group
 
 __all__ = [

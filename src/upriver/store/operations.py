@@ -29,7 +29,7 @@ from .operation_checks import (
     missing,
     unwrap,
 )
-from .record_layout import RecordKind, StoredRecord, vbucket_key
+from .rocksdb_layout import RecordKind, StoredRecord, vbucket_key
 from .sync_writes import current
 from .vbucket import Progress
 from .write_group import Group

@@ -23,7 +23,7 @@ from .document_changes import (
     WithMeta,
 )
 from .operation_checks import check_cas, check_key, check_value, live_record
-from .record_layout import (
+from .rocksdb_layout import (
     PREPARE_COLLECTION,
     SYSTEM_COLLECTION,
     RecordKind,

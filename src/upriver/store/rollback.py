@@ -14,7 +14,7 @@ from ..wire import prepares
 from ..wire.framing import packet_length
 from . import system_events
 from .manifest import Manifest, events_between
-from .record_layout import collection_of, frame_seqno, seqno_key, vbucket_range
+from .rocksdb_layout import collection_of, frame_seqno, seqno_key, vbucket_range
 from .vbucket import Standing, new_vbuuid
 from .write_group import Group
 

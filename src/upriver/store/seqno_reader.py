@@ -15,8 +15,8 @@ from typing import Final, Protocol, Self
 
 from ..errors import StoreClosed, StoreDamaged
 from ..model import Snapshot
-from .record_layout import frame_seqno, vbucket_range
 from .rocksdb import Database, FrozenRange
+from .rocksdb_layout import frame_seqno, vbucket_range
 
 __all__ = ["Backfill", "FrameChunk", "OpenReaders"]
 

@@ -27,7 +27,8 @@ from .document_changes import (
     ReplicateCommit,
 )
 from .operation_checks import check_key
-from .record_layout import (
+from .rocksdb import Database
+from .rocksdb_layout import (
     PREPARE_COLLECTION,
     RecordKind,
     StoredRecord,
@@ -38,7 +39,6 @@ from .record_layout import (
     vbucket_key,
     vbucket_range,
 )
-from .rocksdb import Database
 from .vbucket import PendingPrepare, Progress
 from .write_group import Group
 

@@ -17,7 +17,7 @@ from ..wire.canonical import STORED_OPCODES, is_event
 from ..wire.dialects.dcp import Dcp
 from ..wire.header import REQUEST
 from .manifest import Event
-from .record_layout import (
+from .rocksdb_layout import (
     RecordKind,
     StoredRecord,
     event_key,

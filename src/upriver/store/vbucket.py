@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import _entropy
 from ..model import FailoverLog, Snapshot, VBucketState
-from .record_layout import NO_COLLECTION
+from .rocksdb_layout import NO_COLLECTION
 
 __all__ = [
     "PendingPrepare",

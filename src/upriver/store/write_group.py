@@ -22,7 +22,8 @@ from ..wire.prepares import parse_prepare
 from . import system_events
 from .cas_clock import HybridClock
 from .manifest import Event, Manifest
-from .record_layout import (
+from .rocksdb import Batch, Database
+from .rocksdb_layout import (
     NO_COLLECTION,
     SYSTEM_COLLECTION,
     Meta,
@@ -37,7 +38,6 @@ from .record_layout import (
     vbucket_key,
     vbucket_range,
 )
-from .rocksdb import Batch, Database
 from .vbucket import PendingPrepare, Progress, Standing, VBucket, dump
 
 __all__ = ["UNCHANGED", "Group"]

@@ -16,8 +16,8 @@ import sys
 
 from upriver.spark.session import session
 from upriver.spark.tables import compaction, table_set
+from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.start import place_of, start_pipeline
 
 
 def main() -> None:

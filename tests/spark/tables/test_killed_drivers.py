@@ -26,9 +26,9 @@ from tablekit import PATIENCE, caught_up, rows_of
 
 from upriver.errors import UpriverError
 from upriver.spark.tables.api import mirror
+from upriver.spark.tables.commit_state import TableState
 from upriver.spark.tables.delta_log import STATE, log_versions, read_commit
 from upriver.spark.tables.storage import Storage
-from upriver.spark.tables.table_state import TableState
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
 

@@ -20,9 +20,9 @@ from upriver.spark.tables import lease as lease_module
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
 from upriver.spark.tables.maintenance import compact
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.start import place_of, start_pipeline
 from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.table_set import TableSet
 from upriver.testing import TemporaryProducer

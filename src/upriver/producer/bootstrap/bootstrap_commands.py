@@ -26,7 +26,7 @@ from ...wire.header import Header
 from ...wire.names import Command, Feature, StreamFlag
 from ..connections.client_info import ClientInfo
 from ..keyvalue import ADMINISTERS, READS, STREAMS, WRITES
-from ..keyvalue.durability import durability_of
+from ..keyvalue.durability_requirements import durability_of
 from ..server_context import GivenMap, ServerContext
 from . import error_map, hello, sasl
 from .hello import ServerFeatures

@@ -28,7 +28,7 @@ from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, D
 from ..dcp.replica_commands import ReplicaCommands, Unread, is_from_producer
 from ..dcp.stream_commands import StreamCommands
 from ..keyvalue import BackgroundWork, KeyValue, Write
-from ..keyvalue.durability import DURABLE_COMMANDS, durability_of
+from ..keyvalue.durability_requirements import DURABLE_COMMANDS, durability_of
 from ..keyvalue.fast_sets import plain_set
 from ..server_context import GivenMap
 from ..server_settings import PeerRelease

@@ -29,7 +29,7 @@ from ...wire.names import Feature
 from ..bootstrap.bootstrap_commands import Delayed, InThread
 from ..keyvalue import Answer, BackgroundWork, Blocking, KeyValue, Later, Now, Several, Write
 from ..keyvalue.command_counts import counts_of
-from ..keyvalue.durability import PreparedWrite, committed, level_of, patience
+from ..keyvalue.durability_requirements import PreparedWrite, committed, level_of, patience
 from ..keyvalue.fast_sets import set_answer
 from .client_info import ClientInfo
 

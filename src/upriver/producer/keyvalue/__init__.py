@@ -1,7 +1,7 @@
 """Key-value commands: turn a decoded request and a bucket into responses. No sockets here."""
 
 from .dispatch import KeyValue
-from .request import NodeView
+from .request_context import NodeView
 from .required_roles import ADMINISTERS, READS, STREAMS, WRITES
 from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several, Write
 

@@ -16,7 +16,7 @@ from ...errors import Status, StoreRefusal
 from ...store import Bucket, Collection, Manifest, Scope
 from ...wire import kv
 from ...wire.messages import Request
-from .request import Call
+from .request_context import Call
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses
 
 __all__ = ["HANDLERS", "describe", "parse"]

@@ -28,10 +28,10 @@ from . import (
 )
 from .command_counts import counts_of
 from .document_locks import Locks
-from .durability import PreparedWrite
+from .durability_requirements import PreparedWrite
 from .frame_rules import DURABLE, KEEPS_EXPIRY
 from .range_scans import RangeScans
-from .request import Call, NodeView
+from .request_context import Call, NodeView
 from .responses import Answer, Blocking, Later, Now, Responses, Several, Write
 
 __all__ = ["KeyValue"]

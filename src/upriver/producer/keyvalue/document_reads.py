@@ -18,7 +18,7 @@ from ...wire.messages import Request, Response
 from ...wire.names import Feature
 from ...wire.prepares import is_hidden
 from . import document_values
-from .request import Call, key_of
+from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses, Write
 
 __all__ = ["HANDLERS"]

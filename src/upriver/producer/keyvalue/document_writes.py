@@ -28,7 +28,7 @@ from ...wire import kv
 from ...wire.frameinfo import PreserveTtl
 from ...wire.messages import Request
 from . import document_values
-from .request import Call, key_of
+from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Responses, Write
 
 __all__ = ["HANDLERS", "datatype_of", "keeps_expiry", "live_record", "write_over", "written"]

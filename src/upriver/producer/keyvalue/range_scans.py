@@ -24,7 +24,7 @@ from ...wire.messages import PlainResponse, Request
 from ...wire.names import Feature
 from . import document_values
 from .range_scan_request import Sampling, ScanRequest, parse
-from .request import Call
+from .request_context import Call
 from .responses import Answer, Later, Now, Responses, Several
 
 __all__ = ["HANDLERS", "RangeScans"]

@@ -18,7 +18,7 @@ from ...wire.json_text import is_json
 from ...wire.messages import Request
 from ...wire.numbers import STATUSES
 from .command_counts import counts_of
-from .request import Call
+from .request_context import Call
 from .responses import Answer, Responses, Several
 
 __all__ = ["HANDLERS"]

@@ -22,7 +22,7 @@ from ...wire.names import Command as C
 from ...wire.names import Feature, PathFlag, SubdocFlag
 from . import subdoc_lookups
 from .document_writes import keeps_expiry, write_over
-from .request import Call, key_of
+from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses
 from .subdoc_lookups import (
     check_order,

@@ -12,8 +12,8 @@ from ...store import RecordKind
 from ...wire import kv
 from ...wire.messages import Request
 from ...wire.names import Feature, RequestedState
-from .durability import parse_topology
-from .request import Call
+from .durability_requirements import parse_topology
+from .request_context import Call
 from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several
 
 __all__ = ["HANDLERS"]

@@ -16,7 +16,7 @@ from ...wire.messages import Request
 from ...wire.names import WithMetaOption
 from . import document_values
 from .document_writes import datatype_of, live_record, written
-from .request import Call, key_of
+from .request_context import Call, key_of
 from .responses import Answer, Write
 
 __all__ = ["HANDLERS"]

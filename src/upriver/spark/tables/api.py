@@ -11,7 +11,7 @@ from .settings import PipelineSettings
 
 with extra("spark"):
     from .pipeline import Pipeline
-    from .start import place_of, start_pipeline
+    from .pipeline_start import place_of, start_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

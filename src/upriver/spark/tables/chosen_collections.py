@@ -23,7 +23,7 @@ from ..offsets import Offset, VBucketProgress
 from ..source_options import ReadOptions
 from ..stream_driver import Driver
 from ..task_steps import ReadStep
-from .table_state import TableState
+from .commit_state import TableState
 
 __all__ = ["Change", "ChosenCollections"]
 

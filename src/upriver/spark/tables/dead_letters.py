@@ -25,11 +25,11 @@ from .executors import ThisProcess
 from .key_index import NAME_COLUMNS, hashes_of
 from .lease import held_lease
 from .open_table import OpenTable
+from .pipeline_start import held_properties
 from .places import TablePlace
 from .retention import Window
 from .settings import SHAPE
 from .shape import LETTERS, MirrorShape
-from .start import held_properties
 from .storage import Storage
 from .table_set import DEAD_LETTERS, TableSet
 

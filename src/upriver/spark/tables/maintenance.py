@@ -14,9 +14,9 @@ import pyarrow as pa
 from ...errors import ConfigError
 from .executors import ThisProcess
 from .lease import Lease, held_lease
+from .pipeline_start import held_properties
 from .places import TablePlace
 from .retention import Window
-from .start import held_properties
 from .table_set import TableSet
 
 __all__ = ["Cared", "compact"]

@@ -24,8 +24,8 @@ from .executors import ThisProcess
 from .key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
 from .merge import Merge, Outcome
+from .pipeline_start import place_of
 from .settings import PipelineSettings
-from .start import place_of
 from .table_set import TableSet
 from .verify import (
     WRONG,

@@ -23,6 +23,7 @@ from ...errors import ConfigError
 from ..collection_events import Name
 from ..offsets import Offset
 from . import delta_log
+from .commit_state import TableState
 from .compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
 from .delta_log import DataFile
 from .executors import Executors
@@ -33,7 +34,6 @@ from .retention import Retention, Window
 from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
 from .shape import LETTERS, MirrorShape
 from .storage import FileGone, Storage
-from .table_state import TableState
 
 __all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
 

@@ -20,9 +20,11 @@ from ...settings.pipeline_options import MirrorOptions
 from ..session import register
 from ..source_options import ReadOptions
 from ..stream_driver import Driver
+from .commit_state import positions_of
 from .data_files import GROUP
 from .documents_source import GONE, documents_as_rows
 from .key_index import NAME_COLUMNS as DOCUMENT
+from .pipeline_start import held_properties, place_of
 from .places import TablePlace
 from .retention import Window
 from .settings import (
@@ -34,10 +36,8 @@ from .settings import (
     require_same,
 )
 from .shape import MirrorShape
-from .start import held_properties, place_of
 from .table_set import DEAD_LETTERS, TableSet
 from .table_source import read_table
-from .table_state import positions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -24,9 +24,9 @@ from ...producer.server import Server
 from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, Store
+from ...store.bucket_environment import Platform
 from ...store.commit_threads import GroupWriter, Ticker
 from ...store.document_changes import Change, Outcome
-from ...store.platform import Platform
 from .disk import SimulatedDisk
 from .scheduler import Process
 

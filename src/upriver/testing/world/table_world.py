@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ...consumer.async_client import AsyncConsumer
-from ...consumer.checkpoints.position_probe import probe
+from ...consumer.checkpoints.position_check import probe
 from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
 from ...consumer.transport.access import Access
 from ...consumer.transport.async_connection import AsyncConnection

@@ -20,7 +20,7 @@ from ...wire.messages import PlainResponse, Request
 from ...wire.names import Command, Feature
 from ..connections.client_info import ClientInfo
 from .document_locks import Locks
-from .durability import CopyNames, PreparedWrite
+from .durability_requirements import CopyNames, PreparedWrite
 from .responses import Responses
 
 if TYPE_CHECKING:

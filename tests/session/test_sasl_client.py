@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scramp import ScramMechanism
 
-from upriver.session.scram_client import MAX_ITERATIONS, SCRAM_DIGESTS, ScramClient
+from upriver.session.sasl_client import MAX_ITERATIONS, SCRAM_DIGESTS, ScramClient
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_DIGESTS)
