@@ -122,12 +122,8 @@ class FailoverLog:
         return self.entries[0]
 
     def branch(self, vbuuid: int, seqno: int) -> FailoverLog:
-        """A new branch begins at ``seqno``: entries above it go, then the oldest past the limit.
-
-        A branch from 0 to 0 has no changes and no readers, so at 0 the log begins anew. Some
-        clients take the oldest entry of a log for that of the whole history.
-        """
-        kept = tuple(entry for entry in self.entries if entry.seqno <= seqno) if seqno else ()
+        """A new branch begins at ``seqno``: entries above it go, then the oldest past the limit."""
+        kept = tuple(entry for entry in self.entries if entry.seqno <= seqno)
         entries = (FailoverEntry(vbuuid, seqno), *kept)
         return FailoverLog(entries[:MAX_FAILOVER_ENTRIES])
 

@@ -134,8 +134,14 @@ class VBucketModel:
     # ---- states --------------------------------------------------------------------------
 
     def branch(self, seqno: int) -> None:
-        kept = [other for other in self.log if other <= seqno] if seqno else []
-        self.log = [seqno, *kept][:MAX_LOG]
+        self.log = [seqno, *(other for other in self.log if other <= seqno)][:MAX_LOG]
+
+    def promote(self) -> None:
+        """Begins a branch at the last whole snapshot; a log without changes begins anew."""
+        if self.high:
+            self.branch(self.whole())
+        else:
+            self.log = [0]
 
     def whole(self) -> int:
         return self.snapshot_end if self.high >= self.snapshot_end else self.whole_before

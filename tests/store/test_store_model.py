@@ -327,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not model.active:
             model.active = True
             if not transfer:
-                model.branch(model.whole())
+                model.promote()
                 model.doubt()
             model.settle(model.high)
             model.align(self.manifest, self.now)

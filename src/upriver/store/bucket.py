@@ -388,7 +388,10 @@ class Bucket:
             if state is active and standing.state is not active:
                 failover = standing.failover
                 if not transfer:
-                    failover = failover.branch(new_vbuuid(), standing.whole_until(high))
+                    # Without changes the log begins anew: some clients take the oldest entry for
+                    # that of the whole history, and a second one at 0 would roll them back.
+                    earlier = failover if high else FailoverLog(())
+                    failover = earlier.branch(new_vbuuid(), standing.whole_until(high))
                     group.open(vbucket).doubt_prepares()
                 whole = standing.whole_until(high)
                 group.change_standing(
