@@ -287,9 +287,10 @@ def test_a_member_that_others_removed_saves_nothing_and_joins_again(tmp_path: Pa
         )
         assert len(claimed) == VBUCKETS
         eventually(lambda: any(revocation.lost for revocation in reader.revocations))
-        eventually(lambda: len(roster()[0].members) == 2)
+        former = {*before.members, "another"}
+        eventually(lambda: bool(set(roster()[0].members) - former))
         saved = run_steps(store, PositionCells("readers").load(range(VBUCKETS)))
-        assert {one.generation for one in saved.values()} == {after.generation}
+        assert min(one.generation for one in saved.values()) >= after.generation
         # the other one is never heard of: it is replaced, and reading goes on
         producer.write(b"key:1", b"{}")
         eventually(lambda: b"key:1" in keys_of(reader))
