@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from upriver.testing.world import SCOPES, SINGLE, Outcome, Plan, Step, Violation, run, shrink
@@ -31,6 +33,12 @@ def test_what_breaks_happens() -> None:
     assert happened >= set(SINGLE.kinds)
     outcome = run(Plan.of(0, SINGLE))
     assert outcome.counts["change"] > 5
+
+
+def test_a_violation_reaches_another_process() -> None:
+    """`make simulate` runs its worlds in several."""
+    sent = pickle.loads(pickle.dumps(Violation("one rule", "was broken")))
+    assert (sent.rule, str(sent)) == ("one rule", "one rule: was broken")
 
 
 def test_a_failing_world_is_shrunk() -> None:

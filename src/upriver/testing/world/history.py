@@ -23,9 +23,12 @@ class Violation(AssertionError):
     """A guarantee did not hold. ``rule`` is its name."""
 
     def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
+        super().__init__(rule, text)  # both, so that it can be sent from another process
         self.rule = rule
         self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
 
 
 class Version(NamedTuple):
