@@ -91,6 +91,7 @@ PUBLIC = {
         "Violation",
         "World",
         "explain",
+        "failure_report",
         "run",
         "shrink",
     },

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
-from upriver.testing.world import SCOPES, Outcome, Plan, run, shrink
+from upriver.testing.world import SCOPES, Outcome, Plan, failure_report, run
 
 #: Worlds of one run without --seeds.
 DEFAULT_COUNT = 500
+#: Failing worlds that are shrunk and shown.
+MOST_REPORTS = 3
 
 
 def seeds_of(text: str) -> Iterator[int]:
@@ -33,25 +35,10 @@ def seeds_of(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def one(seed: int, scope: str) -> tuple[str, Outcome]:
-    """Runs a world; an exception is a fault as well, and is told with its seed."""
-    try:
-        outcome = run(Plan.of(seed, SCOPES[scope]))
-    except Exception as problem:
-        problem.add_note(f"in the world of seed {seed}, scope {scope}")
-        raise
+def one(seed: int, scope: str) -> Outcome:
+    outcome = run(Plan.of(seed, SCOPES[scope]))
     outcome.trace.clear()
-    return scope, outcome
-
-
-def report(scope: str, outcome: Outcome) -> None:
-    """Prints a failure and the shortest plan for it."""
-    print(f"\nscope {scope}, seed {outcome.seed}: {outcome.violation}")
-    plan, shortest = shrink(Plan.of(outcome.seed, SCOPES[scope]), outcome)
-    print(f"shrunk to {len(plan.steps)} steps: {shortest.violation}")
-    for step in plan.steps:
-        print(f"  {step}")
-    print(f"make simulate SEEDS={outcome.seed} SCOPE={scope} repeats it")
+    return outcome
 
 
 def main() -> int:
@@ -70,7 +57,7 @@ def main() -> int:
         simulated = 0.0
         broken: list[Outcome] = []
         with ProcessPoolExecutor(chosen.jobs) as pool:
-            for _, outcome in pool.map(one, seeds, repeat(scope), chunksize=8):
+            for outcome in pool.map(one, seeds, repeat(scope), chunksize=8):
                 happened += outcome.counts
                 simulated += outcome.seconds
                 if outcome.violation is not None:
@@ -82,8 +69,8 @@ def main() -> int:
             f" {len(broken)} broke a guarantee"
         )
         print("  " + ", ".join(f"{count} {what}" for what, count in happened.most_common()))
-        for outcome in broken[:3]:
-            report(scope, outcome)
+        for outcome in broken[:MOST_REPORTS]:
+            print("\n" + failure_report(Plan.of(outcome.seed, SCOPES[scope]), outcome))
         failed = failed or bool(broken)
     return 1 if failed else 0
 

@@ -1,25 +1,58 @@
 """Simulated worlds: a fixed set of seeds, the same trace from the same seed, and shrinking.
 
-`make simulate` runs fresh seeds. These are fixed, so that a change of the code alone can fail them.
+A fixed set, so that a change of the code alone can fail it, and a few fresh seeds in every run: in
+time these see what no fixed set does. A failure prints its seed and how to repeat it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
+import secrets
 
 import pytest
 
-from upriver.testing.world import SCOPES, SINGLE, Outcome, Plan, Step, Violation, run, shrink
+from upriver.testing.world import (
+    SCOPES,
+    SINGLE,
+    Outcome,
+    Plan,
+    Step,
+    Violation,
+    failure_report,
+    run,
+    shrink,
+)
 
 #: Seeds of every scope that run with the other tests.
 SEEDS = {"single": range(60), "cluster": range(12), "table": range(12)}
 
 
+#: How many fresh seeds of every scope run besides.
+FRESH = {"single": 40, "cluster": 8, "table": 8}
+#: The first fresh seed, to run the same ones again.
+FRESH_SEED = "UPRIVER_WORLD_SEED"
+
+
+def require_kept(seed: int, scope: str) -> None:
+    plan = Plan.of(seed, SCOPES[scope])
+    outcome = run(plan)
+    assert outcome.violation is None, failure_report(plan, outcome)
+
+
 @pytest.mark.parametrize(("scope", "part"), [(scope, part) for scope in SEEDS for part in range(4)])
 def test_guarantees_hold_whatever_breaks(scope: str, part: int) -> None:
     for seed in SEEDS[scope][part::4]:
-        outcome = run(Plan.of(seed, SCOPES[scope]))
-        assert outcome.violation is None, f"make simulate SEEDS={seed} SCOPE={scope} shows it"
+        require_kept(seed, scope)
+
+
+@pytest.mark.parametrize("scope", list(FRESH))
+def test_guarantees_hold_with_fresh_seeds(scope: str) -> None:
+    first = int(os.environ.get(FRESH_SEED) or secrets.randbelow(2**40))
+    logging.getLogger(__name__).info("%s=%d runs the same worlds again", FRESH_SEED, first)
+    for seed in range(first, first + FRESH[scope]):
+        require_kept(seed, scope)
 
 
 def test_a_seed_is_a_trace() -> None:
@@ -56,3 +89,28 @@ def test_a_failing_world_is_shrunk() -> None:
     shrunk, outcome = shrink(whole, judge(whole), judge)
     assert sorted(step.action for step in shrunk.steps) == ["kill", "purge"]
     assert outcome.violation is not None
+
+
+def test_a_failure_says_what_repeats_it() -> None:
+    """Here the rule breaks with the first operation of a client."""
+    plan = Plan.of(8, SINGLE)
+
+    def judge(tried: Plan) -> Outcome:
+        outcome = run(tried)
+        if outcome.counts["step"]:
+            outcome.violation = Violation("example", "a step was made")
+        return outcome
+
+    lines = failure_report(plan, judge(plan), judge).splitlines()
+    assert lines[0] == "scope single, seed 8: example: a step was made"
+    assert lines[1] == f"shrunk from {len(plan.steps)} to 1 steps: example: a step was made"
+    assert any(line.endswith("mend") for line in lines)
+    assert lines[-1] == "repeat it: make simulate SEEDS=8 SCOPE=single"
+
+
+def test_an_exception_of_our_own_code_is_a_violation() -> None:
+    plan = Plan.of(8, SINGLE).with_steps([Step(1.0, "no such fault")])
+    violation = run(plan).violation
+    assert violation is not None
+    assert violation.rule == "no KeyError"
+    assert "world.py" in violation.text

@@ -14,6 +14,7 @@ clients and readers were told with what really happened.
 from __future__ import annotations
 
 from .cluster_world import CLUSTER, ClusterWorld
+from .failure_report import failure_report
 from .history import Violation
 from .linearizability import LOSS, WIPE, Operation, explain
 from .plan import Plan, Scope, Step
@@ -37,6 +38,7 @@ __all__ = [
     "Violation",
     "World",
     "explain",
+    "failure_report",
     "run",
     "shrink",
 ]

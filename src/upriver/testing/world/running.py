@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +36,8 @@ TABLE: Final = replace(
         "stop process",
     ),
 )
+#: Calls of the traceback of an exception that are shown.
+_SHOWN_CALLS: Final = 6
 #: Every scope, by its name.
 SCOPES: Final = {scope.name: scope for scope in (SINGLE, CLUSTER, TABLE)}
 
@@ -48,11 +51,22 @@ def _world(plan: Plan) -> World:
 
 
 def run(plan: Plan) -> Outcome:
-    """Runs a world to its end; its `Violation`, if there is one, is in the outcome."""
+    """Runs a world to its end; its `Violation`, if there is one, is in the outcome.
+
+    Any other exception is one of our own code, and a violation as well.
+    """
     world = _world(plan)
     try:
         return world.run()
-    except Violation as violation:
+    except Exception as problem:
         outcome = world.outcome()
-        outcome.violation = violation
+        outcome.violation = _as_violation(problem)
         return outcome
+
+
+def _as_violation(problem: Exception) -> Violation:
+    if isinstance(problem, Violation):
+        return problem
+    places = traceback.extract_tb(problem.__traceback__)[-_SHOWN_CALLS:]
+    where = "\n".join(f"  {one.filename}:{one.lineno} in {one.name}" for one in places)
+    return Violation(f"no {type(problem).__name__}", f"{problem}\n{where}")
