@@ -36,7 +36,7 @@ from upriver.consumer.transport.connection_string import Address, Source
 from upriver.consumer.writing.document_edits import Overwrite
 from upriver.consumer.writing.writer import Writer, WriterSettings
 from upriver.errors import ConnectionFailed, Status
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.names import RequestedState
 

@@ -33,7 +33,7 @@ from machine import machine_line
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.session.sasl_client import ScramClient
 from upriver.store import BucketSettings, SetDocument, Store
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

@@ -26,7 +26,7 @@ from pathlib import Path
 from machine import machine_line
 
 from upriver.store import BucketSettings, SetDocument, Store
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

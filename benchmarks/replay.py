@@ -28,7 +28,8 @@ import numpy.typing as npt
 
 from upriver.errors import Status
 from upriver.model import FailoverEntry
-from upriver.wire import canonical, kv
+from upriver.wire import canonical
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

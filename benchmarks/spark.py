@@ -144,7 +144,7 @@ def worker_memory(stop: threading.Event, found: list[float]) -> None:
 def micro_batches(spark: SparkSession, scratch: Path) -> None:
     """Small batches, and how soon a write is seen, from a producer in a process of its own."""
     from upriver.consumer.transport.blocking_connection import BlockingConnection
-    from upriver.wire import kv
+    from upriver.wire import kv_messages as kv
 
     with tempfile.TemporaryDirectory() as directory:
         fill(Path(directory), 10_000)

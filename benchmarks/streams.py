@@ -25,8 +25,9 @@ from producer import VALUE, key, serving
 from producer import vbucket_of as vbucket_of_1024
 
 from upriver.store import Bucket, BucketSettings, SetDocument, Store
-from upriver.wire import kv, values
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
+from upriver.wire import values
 from upriver.wire.columns import __impl__
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

@@ -36,15 +36,15 @@ from upriver.consumer.transport.blocking_connection import BlockingConnection
 from upriver.consumer.transport.connection_string import Source
 from upriver.session.conversation import single
 from upriver.spark import session
-from upriver.spark.tables.api import changelog, mirror
-from upriver.spark.tables.delta_log import log_versions, read_snapshot
+from upriver.spark.tables.format.delta_log import log_versions, read_snapshot
+from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
+from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature
 
 UPDATES = 10_000

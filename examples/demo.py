@@ -26,13 +26,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.spark import session
-from upriver.spark.tables.api import mirror
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipelines import mirror
 from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.verify import verify
 from upriver.store import BucketSettings, DeleteDocument, SetDocument, document_key

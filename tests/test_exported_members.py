@@ -95,7 +95,7 @@ PUBLIC = {
         "run",
         "shrink",
     },
-    "upriver.wire": {"canonical", "columns", "dialects", "framing", "kv", "messages"},
+    "upriver.wire": {"canonical", "columns", "dialects", "framing", "kv_messages", "messages"},
     "upriver.wire.columns": {
         "SCHEMA",
         "ControlFrame",
@@ -126,7 +126,7 @@ COMPLETE = (
     "upriver.model",
     "upriver.wire.canonical",
     "upriver.wire.framing",
-    "upriver.wire.kv",
+    "upriver.wire.kv_messages",
     "upriver.wire.messages",
 )
 
@@ -176,8 +176,8 @@ def test_an_op_is_the_same_wherever_it_is_imported_from() -> None:
 
 
 def test_a_schema_is_that_of_what_the_clients_give() -> None:
-    from upriver.spark.row_schema import arrow_schema
-    from upriver.spark.source_options import RowFormat
+    from upriver.spark.options import RowFormat
+    from upriver.spark.source.row_schema import arrow_schema
     from upriver.wire import columns
 
     assert importlib.import_module("upriver.consumer").SCHEMA is columns.SCHEMA

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.spark import find_java
+from upriver.spark.runtime import find_java
 
 
 def fake_java(home: Path, version: str) -> Path:

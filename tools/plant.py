@@ -60,38 +60,38 @@ NOT_FOUND_YET = frozenset(
 FAULTS = (
     Fault(
         "a commit is not synced",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "self.engine.write(group.batch, sync=self._sync)",
         "self.engine.write(group.batch, sync=False)",
     ),
     Fault(
         "no new branch after a power failure without syncs",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "if salvage or (not clean and durability is SyncMode.RELAXED):",
         "if salvage:",
     ),
     Fault(
         "writes go on after a failed write",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "            if self._failure is not None:\n                self._recover(self._failure)\n"
         "            with",
         "            with",
     ),
     Fault(
         "files are opened again and not read",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "            known.standing, known.progress = found.standing, found.progress\n",
         "",
     ),
     Fault(
         "a failed write is denied",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "error.is_ambiguous = True",
         "error.is_ambiguous = False",
     ),
     Fault(
         "commits are not told to streams",
-        "upriver.store.bucket_data",
+        "upriver.store.open_bucket",
         "            self._notify({vbucket: progress.high for vbucket, progress in "
         "group.progress.items()})",
         "            pass",
@@ -123,32 +123,32 @@ FAULTS = (
     ),
     Fault(
         "the CAS is not checked",
-        "upriver.store.operations",
+        "upriver.store.writes.operations",
         "    check_cas(change.cas, live, key)\n    return _store",
         "    return _store",
     ),
     Fault(
         "an Add overwrites",
-        "upriver.store.operations",
+        "upriver.store.writes.operations",
         '        raise StoreRefusal(Status.EXISTS, f"there is a document {key_name(change.key)}")\n'
         "    return _store",
         "        pass\n    return _store",
     ),
     Fault(
         "a counter counts twice",
-        "upriver.store.operations",
+        "upriver.store.writes.operations",
         "number = int(digits) + change.delta",
         "number = int(digits) + 2 * change.delta",
     ),
     Fault(
         "a prepend appends",
-        "upriver.store.operations",
+        "upriver.store.writes.operations",
         "lambda body: change.value + body",
         "lambda body: body + change.value",
     ),
     Fault(
         "a deletion is told and not made",
-        "upriver.store.operations",
+        "upriver.store.writes.operations",
         "progress, path, change.key, live, RecordKind.DELETION\n",
         "progress, path + b'x', change.key + b'x', None, RecordKind.DELETION\n",
     ),

@@ -48,7 +48,7 @@ WIRE_MODULES: Final = (
     "upriver.wire.columns",
     "upriver.wire.canonical",
     "upriver.wire.messages",
-    "upriver.wire.kv",
+    "upriver.wire.kv_messages",
 )
 #: Classes that are returned and not imported.
 RETURNED: Final = {

@@ -28,7 +28,7 @@ from upriver.cli.main import cli
 from upriver.session import stream_states
 from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, WRITE
 from upriver.settings.setting import Setting, Use, ValueKind
-from upriver.spark import row_schema
+from upriver.spark.source import row_schema
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _PART = re.compile(

@@ -24,7 +24,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.consumer import Consumer
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.dashboard.collector import Collector
@@ -34,7 +34,7 @@ from upriver.model import VBucketState
 from upriver.spark.tables.progress import LocalProgress, ProgressBook
 from upriver.store import SetDocument, document_key
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 
 VBUCKETS = 1024

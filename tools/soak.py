@@ -27,7 +27,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from upriver.consumer import Consumer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 
 VBUCKETS = 64

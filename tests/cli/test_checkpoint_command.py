@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from upriver.cli.checkpoint import checkpoint
+from upriver.cli.commands.checkpoint import checkpoint
 from upriver.consumer.checkpoints.checkpoint import Checkpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.errors import ConfigError
@@ -293,7 +293,11 @@ def test_what_cannot_be_imported_leaves_no_file(
 
 
 def test_the_command_works_as_a_process_in_a_pipe(file: Path, tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "from upriver.cli.checkpoint import checkpoint; checkpoint()"]
+    program = [
+        sys.executable,
+        "-c",
+        "from upriver.cli.commands.checkpoint import checkpoint; checkpoint()",
+    ]
     exported = subprocess.run([*program, "export", file], capture_output=True, check=True)
     subprocess.run([*program, "import", tmp_path / "d"], input=exported.stdout, check=True)
     compared = subprocess.run([*program, "diff", file, tmp_path / "d"], check=False)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from upriver.cli.main import cli
 from upriver.model import Datatype, VBucketState
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft001
 from upriver.wire.names import Command, StreamFlag

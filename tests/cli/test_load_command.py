@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upriver.cli import load_run
-from upriver.cli.documents import BadLine, Document, from_csv, from_ndjson, generated
-from upriver.cli.load_run import Pace
+from upriver.cli.load import load_run
+from upriver.cli.load.document_sources import BadLine, Document, from_csv, from_ndjson, generated
+from upriver.cli.load.load_run import Pace
 from upriver.cli.main import cli
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.writing.edit_pipeline import ROUND_BYTES
@@ -248,7 +248,7 @@ def test_a_csv_file_whose_header_is_wrong_cannot_be_skipped(tmp_path: Path) -> N
 def test_a_line_that_is_too_long_does_not_end_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upriver.cli.documents.MAX_VALUE", 20)
+    monkeypatch.setattr("upriver.cli.load.document_sources.MAX_VALUE", 20)
     file = tmp_path / "data.ndjson"
     file.write_text('{"n":"' + "x" * 100 + '"}\n{"n":2}\n' + '{"n":"' + "y" * 12 + '"}\n')
     bad: list[BadLine] = []
@@ -316,7 +316,8 @@ def test_a_rate_on_the_command_line(
 ) -> None:
     time = Time()
     monkeypatch.setattr(
-        "upriver.cli.load_run.Pace", lambda rate: Pace(rate, clock=time.clock, sleep=time.sleep)
+        "upriver.cli.load.load_run.Pace",
+        lambda rate: Pace(rate, clock=time.clock, sleep=time.sleep),
     )
     assert loaded(address(producer), "--docs", "30", "--rate", "10")["documents"] == 30
     assert time.now - 100 == pytest.approx(2.9)
@@ -430,7 +431,7 @@ def test_a_refused_write_is_named(
     producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "upriver.cli.load_run.SETTINGS", replace(load_run.SETTINGS, retry_timeout=0)
+        "upriver.cli.load.load_run.SETTINGS", replace(load_run.SETTINGS, retry_timeout=0)
     )
     victim = vbucket_of(b"doc3", VBUCKETS)
     producer.set_state(victim, VBucketState.DEAD)

@@ -27,7 +27,7 @@ from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.store import Store
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 READY = re.compile(r"serving (\S+) \((\d+) vbuckets\)\n")

@@ -9,9 +9,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from upriver.cli.changelog import changelog
-from upriver.cli.compact import compact
-from upriver.cli.mirror import mirror
+from upriver.cli.commands.changelog import changelog
+from upriver.cli.commands.compact import compact
+from upriver.cli.commands.mirror import mirror
+from upriver.cli.commands.verify import verify
 from upriver.cli.setting_options import (
     access_options,
     changelog_settings,
@@ -23,7 +24,6 @@ from upriver.cli.setting_options import (
     spark_options,
     vbuckets_option,
 )
-from upriver.cli.verify import verify
 from upriver.settings.all_settings import ACCESS, CHANGELOG, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
 from upriver.spark.tables.settings import PipelineSettings

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from running import finished, running
 
-from upriver.cli.mirror import mirror
-from upriver.cli.report import report
+from upriver.cli.commands.mirror import mirror
+from upriver.cli.commands.report import report
 from upriver.errors import ConfigError
 from upriver.testing import TemporaryProducer
 

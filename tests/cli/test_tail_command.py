@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import PATIENCE, Running, command, environment, finished, records, running
 
-from upriver.cli.tail_text import JsonLines, PlainLines
+from upriver.cli.tail.change_text import JsonLines, PlainLines
 from upriver.consumer.changes import Change
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.model import Datatype, Op

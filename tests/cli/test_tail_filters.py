@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from running import finished
 
-from upriver.cli.tail_filter import change_filter, parse_moment
-from upriver.cli.tail_format import FormattedLines
-from upriver.cli.tail_text import PlainLines
+from upriver.cli.tail.change_text import PlainLines
+from upriver.cli.tail.filters import change_filter, parse_moment
+from upriver.cli.tail.line_format import FormattedLines
 from upriver.consumer.changes import Change
 from upriver.errors import ConfigError
 from upriver.model import Op

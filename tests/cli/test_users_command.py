@@ -13,7 +13,7 @@ from upriver.errors import ConfigError, Status
 from upriver.producer.bootstrap.users import Role, Users
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 
 def run(*arguments: str | Path, password: str = "open sesame") -> Result:

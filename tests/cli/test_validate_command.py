@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from upriver.cli.main import cli
-from upriver.cli.tail_text import JsonLines
+from upriver.cli.tail.change_text import JsonLines
 from upriver.consumer import Consumer, RolledBack, Rows
 from upriver.consumer.changes import changes_of
 from upriver.testing import TemporaryProducer

@@ -20,7 +20,7 @@ from clusterkit import PATIENCE
 from localcluster import LocalCluster, MapClient, eventually
 
 from upriver.errors import ConfigError, Status, UpriverError
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import DurabilityLevel
 

@@ -24,7 +24,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.session.sasl_client import ScramClient
 from upriver.store import Bucket
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect
 from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag

@@ -20,7 +20,7 @@ from upriver.consumer.topology.cluster_map import ClusterMap, vbucket_of
 from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import ConnectionFailed, Status
 from upriver.testing import TemporaryCluster
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import FrameInfo
 from upriver.wire.names import Feature

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from upriver.spark.session import session
-from upriver.spark.tables.api import mirror
+from upriver.spark.tables.pipelines import mirror
 from upriver.spark.tables.verify import verify
 
 

@@ -24,7 +24,7 @@ from localcluster import LocalCluster, MapClient, assert_copies_equal
 from talk import Talk
 
 from upriver.errors import Status
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import DurabilityLevel, Feature
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 from localcluster import Found, MapClient
 
-from upriver.cli.cluster import cluster
+from upriver.cli.commands.cluster import cluster
 
 
 def run(*arguments: str) -> Result:

@@ -23,7 +23,7 @@ from upriver.errors import ConfigError, ConnectionFailed, Status
 from upriver.model import Op
 from upriver.producer.bootstrap.users import Role
 from upriver.session.consumer_events import RolledBack, Rows
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature
 
 VBUCKETS = 16

@@ -30,7 +30,7 @@ from upriver.errors import Status
 from upriver.model import VBucketState
 from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
 from upriver.wire.names import OpenFlag, StreamFlag

@@ -20,7 +20,8 @@ from upriver.producer.keyvalue.durability_requirements import CopyNames, copy_na
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import BeginSnapshot, Bucket, Change, EndSnapshot, Replicate, SetDocument, Store
 from upriver.testing import TemporaryProducer
-from upriver.wire import canonical, kv
+from upriver.wire import canonical
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import OpenFlag
 

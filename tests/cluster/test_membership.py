@@ -31,7 +31,7 @@ from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress
 from upriver.producer.membership import MANAGER, Member, Membership
 from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import Durability

@@ -36,7 +36,7 @@ from localcluster import LocalCluster, MapClient, assert_copies_equal, eventuall
 from upriver.consumer import Consumer
 from upriver.errors import Status
 from upriver.model import Op
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 log = logging.getLogger("chaos")
 

@@ -15,7 +15,7 @@ from upriver.model import NO_END, FailoverEntry, StreamEndReason, VBucketState
 from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Command, MarkerFlag, OpenFlag, StreamFlag
 

@@ -26,7 +26,7 @@ from upriver.model import NO_END, Datatype, VBucketState
 from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress, bucket_json
 from upriver.store import Bucket
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import Command, DurabilityLevel, Feature, MarkerFlag, OpenFlag

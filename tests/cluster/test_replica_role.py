@@ -16,7 +16,7 @@ from upriver.model import NO_END, Datatype, FailoverEntry, StreamEndReason, VBuc
 from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft001
 from upriver.wire.names import Command, Feature, MarkerFlag, OpenFlag, StreamFlag

@@ -24,7 +24,7 @@ from talk import Talk
 
 from upriver.cluster.node_processes import Processes, cluster_process
 from upriver.errors import ConfigError, ConnectionFailed, Status
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature
 
 VBUCKETS = 4

@@ -23,7 +23,7 @@ from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END, VBucketState
 from upriver.producer.bootstrap.users import Role
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import DurabilityLevel, Feature

@@ -22,7 +22,7 @@ from upriver.session.consumer_session import ConsumerSession, StreamOptions
 from upriver.session.stream_position import Position
 from upriver.store import Applied, SetDocument, document_key
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.framing import Framer

@@ -17,7 +17,7 @@ from consumerkit import LOG, Conversation, Scripted, mutation
 
 from upriver.errors import Status
 from upriver.model import FailoverLog, StreamEndReason
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft001
 from upriver.wire.names import Feature, MarkerFlag, OpenFlag

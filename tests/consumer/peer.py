@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 
 from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import Status
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
 from upriver.wire.messages import PlainResponse, Request

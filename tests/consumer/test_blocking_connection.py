@@ -37,7 +37,7 @@ from upriver.errors import (
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.limits import MAX_KEY
 from upriver.wire.messages import PlainResponse, Request

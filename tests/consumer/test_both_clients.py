@@ -36,7 +36,7 @@ from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.session.sasl_client import MAX_ITERATIONS, ScramClient
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request
 from upriver.wire.names import Command
 

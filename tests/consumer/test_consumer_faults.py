@@ -43,7 +43,7 @@ from upriver.errors import ConnectionFailed, RollbackRequired, StatusError
 from upriver.model import VBucketState
 from upriver.session.consumer_events import RollbackReason
 from upriver.testing import ChaosProxy, TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 DRAFTS = pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])

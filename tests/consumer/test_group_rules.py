@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upriver.consumer.groups.assignment import Reads, Roster
 from upriver.consumer.groups.cells import Read, Steps, Stored, Write
 from upriver.consumer.groups.member import TURNS, Member, Turn
 from upriver.consumer.groups.position_cells import PositionCells, Saved
-from upriver.consumer.groups.roster import Reads, Roster
 from upriver.errors import ConfigError, InternalError
 from upriver.model import Snapshot, StreamOffset
 from upriver.session.stream_position import Position

@@ -30,10 +30,10 @@ from upriver.consumer import (
     RollbackPolicy,
     Rows,
 )
+from upriver.consumer.groups.assignment import Roster
 from upriver.consumer.groups.cells import Stored, run_steps
 from upriver.consumer.groups.object_store import ObjectGroupStore
 from upriver.consumer.groups.position_cells import PositionCells, Saved
-from upriver.consumer.groups.roster import Roster
 from upriver.errors import ConfigError, ConnectionFailed
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryCluster, TemporaryProducer

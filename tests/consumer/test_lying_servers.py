@@ -40,7 +40,7 @@ from upriver.errors import (
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
 from upriver.wire.names import Feature

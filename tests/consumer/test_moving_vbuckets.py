@@ -17,7 +17,7 @@ from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import Status
 from upriver.model import StreamEndReason
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 SOON: dict[str, Any] = {"map_interval": 0.05, "retry_first": 0.01, "retry_most": 0.1}

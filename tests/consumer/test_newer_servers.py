@@ -17,7 +17,7 @@ from upriver.consumer.checkpoints.position_json import dump_position, load_posit
 from upriver.errors import ConfigError, Status, StatusError
 from upriver.model import Datatype
 from upriver.session.consumer_events import SyncWrite, SystemHappened
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.names import DurabilityLevel, OpenFlag, OsoFlag

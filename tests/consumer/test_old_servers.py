@@ -24,7 +24,7 @@ from upriver.errors import (
     StatusError,
 )
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import OpenFlag
 

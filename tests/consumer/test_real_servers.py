@@ -28,7 +28,7 @@ from upriver.consumer.streaming import engine
 from upriver.errors import BucketNotFound, Status, StatusError
 from upriver.model import Datatype, StreamEndReason, VBucketState
 from upriver.session.consumer_events import StateAsked
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo

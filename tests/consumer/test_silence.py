@@ -28,7 +28,7 @@ from upriver.consumer.streaming.engine import Engine
 from upriver.errors import ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft000
 from upriver.wire.header import HEADER_SIZE

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from upriver.consumer.topology.topology import (
+from upriver.consumer.topology.cluster_view import (
     ClusterConversation,
     Pause,
     Topology,

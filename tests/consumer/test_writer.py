@@ -33,7 +33,7 @@ from upriver.errors import (
 from upriver.model import Datatype, VBucketState
 from upriver.store import document_key
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.messages import PlainResponse, Request
 from upriver.wire.names import Command, Feature

@@ -10,7 +10,7 @@ from http.client import HTTPConnection, HTTPMessage
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.figure_check import checked
 from upriver.dashboard.figures import Document, PipelineFigures, ServerFigures

@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 from dashboardkit import PATIENCE, ask, seen, watched
 
-from upriver.cli.dashboard import dashboard
+from upriver.cli.commands.dashboard import dashboard
 from upriver.cli.main import cli
 from upriver.errors import ConfigError
 from upriver.testing import TemporaryProducer
 
 SERVE = "from upriver.cli.main import main; main()"
-DASHBOARD = "from upriver.cli.dashboard import dashboard; dashboard()"
+DASHBOARD = "from upriver.cli.commands.dashboard import dashboard; dashboard()"
 SAID = re.compile(r"dashboard (http://127\.0\.0\.1:\d+/)\n")
 
 

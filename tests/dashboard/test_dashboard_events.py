@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.event_detection import EventDetector
 from upriver.dashboard.figures import EventFigures, RollbackFigures
 from upriver.model import VBucketState

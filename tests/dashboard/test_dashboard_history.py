@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dashboardkit import seen, server_of, watched
 
-from upriver.cli.dashboard_connections import stream_lag
+from upriver.cli.dashboard.connections import stream_lag
 from upriver.dashboard.figures import ServerFigures
 from upriver.dashboard.history import History, percentile
 from upriver.producer.statistics import StreamView, bucket_view

@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from talk import Talk
 
 from upriver import __version__
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.consumer import Consumer
 from upriver.consumer.transport.connection_string import Source
 from upriver.dashboard.collector import Collector
@@ -26,7 +26,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.spark.tables.progress import LocalProgress, ProgressBook
 from upriver.store import DeleteDocument, SetDocument, document_key
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 VBUCKETS = 256
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -15,7 +15,7 @@ from certificates import write_certificates
 from click.testing import CliRunner
 from dashboardkit import PATIENCE, Answer, ask, eventually
 
-from upriver.cli.dashboard_feed import ProducerFeed
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.cli.main import cli
 from upriver.dashboard import sign_in
 from upriver.dashboard.collector import Collector

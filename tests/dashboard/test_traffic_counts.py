@@ -9,7 +9,7 @@ from upriver.consumer import Consumer
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import Status
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 

@@ -9,7 +9,7 @@ from serverkit import ServerProcess
 from talk import Talk
 
 from upriver.model import NO_END, Snapshot
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 

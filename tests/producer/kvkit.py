@@ -18,7 +18,7 @@ from upriver.producer.connections.client_info import ClientInfo
 from upriver.producer.keyvalue import Answer, Blocking, KeyValue, Later, Now, Responses, Several
 from upriver.producer.keyvalue.durability_requirements import CopyNames
 from upriver.store import Bucket, BucketSettings, Store
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects.dcp import Dcp
 from upriver.wire.messages import PlainResponse, Request, Response
 from upriver.wire.names import Feature

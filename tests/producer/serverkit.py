@@ -17,7 +17,7 @@ from talk import PATIENCE, Talk
 from upriver.errors import Status
 from upriver.producer.bootstrap.users import MIN_ITERATIONS, Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 #: The password of every user of `users_file`.
 SECRET = "correct horse battery staple"

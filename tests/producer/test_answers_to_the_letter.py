@@ -14,8 +14,9 @@ from upriver.errors import Status
 from upriver.model import NO_END, Datatype, Op, StreamEndReason, VBucketState
 from upriver.store import DeleteDocument, SetDocument, WithMeta
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv, values
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
+from upriver.wire import values
 from upriver.wire.dialects import Dcp, Draft002
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo
 from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag

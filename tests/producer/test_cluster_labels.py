@@ -12,7 +12,7 @@ from test_management_port import Management
 
 from upriver.errors import Status
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature
 
 #: The features that gocbcore 10.9 offers for maps: known versions, duplex, brief notifications.

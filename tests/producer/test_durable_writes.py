@@ -12,7 +12,7 @@ from upriver.errors import Status
 from upriver.model import NO_END, VBucketState
 from upriver.store import BucketSettings, PrepareWrite, SetDocument, Store
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
 from upriver.wire.names import Command, DurabilityLevel, Feature

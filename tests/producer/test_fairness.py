@@ -25,7 +25,7 @@ from upriver.producer.keyvalue.request_context import Call
 from upriver.store import SetDocument
 from upriver.testing import MemoryProducer, TemporaryProducer
 from upriver.testing.memory_producer import MemoryLink
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

@@ -14,7 +14,7 @@ from upriver.producer.keyvalue import Write
 from upriver.producer.keyvalue.fast_sets import plain_set, set_answer
 from upriver.store import Applied
 from upriver.wire import frameinfo as fi
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.messages import Request
 from upriver.wire.names import Feature

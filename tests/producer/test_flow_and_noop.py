@@ -13,7 +13,7 @@ from upriver.model import NO_END
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Command
 

@@ -14,7 +14,7 @@ from upriver.errors import Status
 from upriver.model import NO_END, StreamEndReason, VBucketState
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 

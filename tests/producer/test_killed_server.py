@@ -13,7 +13,7 @@ from serverkit import ServerProcess, load
 from talk import Talk
 
 from upriver.errors import Status
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature
 
 VBUCKETS = 3

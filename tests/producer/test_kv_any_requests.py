@@ -14,7 +14,7 @@ from kvkit import Desk, open_desk
 
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Command as C
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -15,7 +15,8 @@ from upriver.producer.keyvalue import Write
 from upriver.producer.keyvalue.document_locks import Locks
 from upriver.store import RecordKind
 from upriver.wire import frameinfo as f
-from upriver.wire import kv, values
+from upriver.wire import kv_messages as kv
+from upriver.wire import values
 from upriver.wire.messages import UnknownCommand
 from upriver.wire.names import DurabilityLevel, Feature
 

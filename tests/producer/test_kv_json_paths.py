@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import Status, StoreRefusal
-from upriver.producer.keyvalue import json_edits
-from upriver.producer.keyvalue.json_paths import Path, parse_path
+from upriver.producer.keyvalue.subdoc import json_edits
+from upriver.producer.keyvalue.subdoc.json_paths import Path, parse_path
 
 NAMES = st.text(max_size=6)
 SIMPLE = (

@@ -16,7 +16,8 @@ from upriver.model import Datatype
 from upriver.producer.keyvalue import Blocking, Now
 from upriver.store import SetDocument
 from upriver.wire import frameinfo as f
-from upriver.wire import kv, values
+from upriver.wire import kv_messages as kv
+from upriver.wire import values
 from upriver.wire.crc32c import crc32c
 from upriver.wire.names import Command as C
 from upriver.wire.names import Feature

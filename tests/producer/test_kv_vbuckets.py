@@ -14,7 +14,7 @@ from upriver.errors import Status
 from upriver.model import VBucketState
 from upriver.producer.keyvalue import Later
 from upriver.store import SyncMode
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.names import Feature, RequestedState
 
 ACTIVE, REPLICA, DEAD = VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.DEAD

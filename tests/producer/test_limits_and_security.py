@@ -28,7 +28,7 @@ from upriver.producer.connections.turn_scheduler import TURN_PACKETS
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Command, OpenFlag
 

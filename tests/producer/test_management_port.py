@@ -23,7 +23,7 @@ from upriver.producer.bootstrap.users import Role
 from upriver.producer.embedded import Producer
 from upriver.producer.server_settings import ServerSettings, usual_http_port
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Feature
 

@@ -14,7 +14,7 @@ from upriver.errors import Status
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 bmemcached = pytest.importorskip(
     "bmemcached", reason="the python-binary-memcached package is not installed"

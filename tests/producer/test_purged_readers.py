@@ -12,7 +12,7 @@ from upriver.errors import Status
 from upriver.model import NO_END, Op, StreamEndReason
 from upriver.store import BucketSettings, SetDocument, WithMeta
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Feature, RequestedState, StreamFlag
 

@@ -15,7 +15,8 @@ from upriver.errors import Status
 from upriver.model import Datatype, VBucketState
 from upriver.store import DeleteDocument, SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv, leb128, values
+from upriver.wire import kv_messages as kv
+from upriver.wire import leb128, values
 from upriver.wire.names import Feature
 
 VB = 1

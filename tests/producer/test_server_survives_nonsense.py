@@ -27,7 +27,7 @@ from upriver.producer.connections.connection import Connection
 from upriver.producer.dcp.active_stream import ActiveStream
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.names import Command, Feature, OpenFlag

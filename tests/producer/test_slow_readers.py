@@ -13,7 +13,7 @@ from talk import Talk
 
 from upriver.errors import Status
 from upriver.model import NO_END
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 MIB = 1024 * 1024

@@ -14,7 +14,7 @@ from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.session.stream_request import Policy
 from upriver.store import DeleteDocument, SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId

@@ -13,7 +13,7 @@ from upriver.errors import Status
 from upriver.model import StreamEndReason
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
 from upriver.wire.names import Command, OpenFlag

@@ -30,7 +30,7 @@ from upriver.session.client_handshake import (
     stranger,
 )
 from upriver.session.conversation import Compute
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request, Response
 from upriver.wire.names import Command, Feature
 

@@ -29,7 +29,8 @@ from upriver.session.consumer_session import StreamOptions
 from upriver.session.flow_control import counted_size
 from upriver.session.stream_output import StreamOutput
 from upriver.session.stream_position import Position
-from upriver.wire import canonical, kv
+from upriver.wire import canonical
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
 from upriver.wire.names import Command, DurabilityLevel, MarkerFlag

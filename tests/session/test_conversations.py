@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import ConnectionFailed, UpriverError
 from upriver.session.conversation import MORE, Compute, Conversation, Exchange, single
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
 from upriver.wire.messages import PlainResponse, Request

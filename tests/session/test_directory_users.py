@@ -9,7 +9,7 @@ import pytest
 from upriver.errors import AuthenticationFailed, Status
 from upriver.session.client_handshake import Credentials, Introduction, introduce
 from upriver.session.conversation import Compute
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request, Response
 from upriver.wire.names import Command
 

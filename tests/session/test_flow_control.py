@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from upriver.model import VBucketState
 from upriver.session.flow_control import ReceiveWindow, SendWindow, counted_size
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import StreamId

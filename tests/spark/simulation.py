@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.session.stream_position import Position, PositionTracker
-from upriver.spark.admission import Limits
-from upriver.spark.offset_planning import (
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_planning import (
     ObservedVBucket,
     from_beginning,
     from_latest,
     from_positions,
     plan,
 )
-from upriver.spark.offsets import Offset, SourceIdentity
-from upriver.spark.task_steps import ReadStep, StepVerdict, judge, partition, steps_between
+from upriver.spark.source.offsets import Offset, SourceIdentity
+from upriver.spark.source.task_steps import ReadStep, StepVerdict, judge, partition, steps_between
 
 Plan = Callable[[Offset, Mapping[int, ObservedVBucket], Limits], Offset]
 Judge = Callable[..., StepVerdict]

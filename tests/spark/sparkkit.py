@@ -14,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from storekit import split
 
 from upriver.model import Op
-from upriver.spark.fold import fold
-from upriver.spark.row_schema import spark_schema
-from upriver.spark.source_options import RowFormat
+from upriver.spark.functions.fold import fold
+from upriver.spark.options import RowFormat
+from upriver.spark.source.row_schema import spark_schema
 from upriver.store import Bucket, SetDocument, document_key
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import canonical

@@ -23,7 +23,7 @@ from upriver.consumer import Consumer
 from upriver.model import Datatype, FailoverLog, Op, VBucketState
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
-from upriver.spark.fold import fold
+from upriver.spark.functions.fold import fold
 from upriver.store import SetDocument, WithMeta, document_key
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
 from upriver.wire.values import join_xattrs

@@ -14,8 +14,8 @@ from sparkkit import PATIENCE, names, stored
 from upriver.errors import ConfigError
 from upriver.model import Op
 from upriver.spark.copying import copy
-from upriver.spark.restate import Restated
-from upriver.spark.sink_rows import FENCE_PREFIX
+from upriver.spark.sink.row_edits import FENCE_PREFIX
+from upriver.spark.source.restate import Restated
 from upriver.testing import TemporaryProducer
 
 #: A document's place, and all that a copy has of it.

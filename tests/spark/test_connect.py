@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sparkkit import PATIENCE, fill
 
-from upriver.spark.find_java import ensure_java_home
+from upriver.spark.runtime.find_java import ensure_java_home
 from upriver.testing import TemporaryProducer
 
 pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")

@@ -15,13 +15,13 @@ from upriver.consumer import ConsumerSettings
 from upriver.errors import AuthenticationFailed, BucketNotFound, ConnectionFailed, UpriverError
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
-from upriver.spark import consumer_cache
-from upriver.spark.admission import Limits
-from upriver.spark.offsets import Offset
-from upriver.spark.source_options import ReadOptions
-from upriver.spark.stream_driver import Driver
-from upriver.spark.task_reader import read_steps
-from upriver.spark.task_steps import ReadStep, steps_between
+from upriver.spark.options import ReadOptions
+from upriver.spark.source import consumer_cache
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.offsets import Offset
+from upriver.spark.source.stream_driver import Driver
+from upriver.spark.source.task_reader import read_steps
+from upriver.spark.source.task_steps import ReadStep, steps_between
 from upriver.store import SetDocument, document_key
 from upriver.testing import ChaosProxy, TemporaryProducer
 

@@ -9,8 +9,8 @@ from pyspark.sql import Row, SparkSession
 from sparkkit import Reading, documents, documents_of, fill, folded, name_of, row_of, stored, update
 
 from upriver.spark import mirror, verify
-from upriver.spark.fold import fold
-from upriver.spark.spark_versions import has_admission_control
+from upriver.spark.functions.fold import fold
+from upriver.spark.runtime.spark_versions import has_admission_control
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 8

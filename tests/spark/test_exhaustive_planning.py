@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import pytest
 from simulation import Documents, Plan, Row, VBucket, fold
 
-from upriver.spark.admission import Limits
-from upriver.spark.offset_planning import ObservedVBucket, from_beginning, plan
-from upriver.spark.offsets import Offset, SourceIdentity
-from upriver.spark.task_steps import StepVerdict, judge, steps_between
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.spark.source.offsets import Offset, SourceIdentity
+from upriver.spark.source.task_steps import StepVerdict, judge, steps_between
 
 SOURCE = SourceIdentity("bucket", "b0", 1)
 KEYS = ("k0", "k1")

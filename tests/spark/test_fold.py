@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from upriver.spark.fold import fold
+from upriver.spark.functions.fold import fold
 
 COLUMNS = (
     "op string, vbucket int, seqno long, branch int, key binary, value binary, "

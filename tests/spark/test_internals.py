@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from pyspark import daemon
 from pyspark.sql import SparkSession
 
-from upriver.spark.internals import PUSHDOWN_WORKER, local_checkpoint_manager
-from upriver.spark.spark_versions import has_filter_classes
+from upriver.spark.runtime.internals import PUSHDOWN_WORKER, local_checkpoint_manager
+from upriver.spark.runtime.spark_versions import has_filter_classes
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
@@ -56,4 +56,4 @@ def test_workers_are_forked_from_our_daemon(spark: SparkSession) -> None:
         return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
 
     command = spark.sparkContext.parallelize([0], 1).map(parent).first()
-    assert "upriver.spark.worker_daemon" in command.split("\0")
+    assert "upriver.spark.runtime.worker_daemon" in command.split("\0")

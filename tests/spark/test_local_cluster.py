@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from sparkkit import PATIENCE, documents, documents_of
 
 from upriver.errors import StoreRefusal
-from upriver.spark.fold import fold
+from upriver.spark.functions.fold import fold
 from upriver.testing import TemporaryProducer
 
 PROGRAM = Path(__file__).with_name("stream_program.py")

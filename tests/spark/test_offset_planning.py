@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from upriver.errors import ConfigError, RemoteProtocolError
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset
 from upriver.session.stream_position import Position
-from upriver.spark.admission import Limits, spread
-from upriver.spark.offset_planning import (
+from upriver.spark.source.admission import Limits, spread
+from upriver.spark.source.offset_planning import (
     ObservedVBucket,
     from_beginning,
     from_latest,
     from_positions,
     plan,
 )
-from upriver.spark.offsets import Boundary, Offset, SourceIdentity, VBucketProgress
-from upriver.spark.task_steps import (
+from upriver.spark.source.offsets import Boundary, Offset, SourceIdentity, VBucketProgress
+from upriver.spark.source.task_steps import (
     SMALL_BATCH,
     ReadStep,
     StepVerdict,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
 from upriver.model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamOffset
-from upriver.spark.admission import Limits
-from upriver.spark.offset_planning import ObservedVBucket, from_beginning, plan
-from upriver.spark.offsets import (
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.spark.source.offsets import (
     UNTOUCHED,
     Boundary,
     Offset,

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from upriver.errors import ConfigError
-from upriver.spark.parse import parse
+from upriver.spark.functions.parse import parse
 
 VALUES = [
     (1, b'{"name": "Ada", "age": 36}'),

@@ -11,16 +11,16 @@ from old_servers import April2014, RealServer, Release302, Release412, Release70
 
 from upriver.errors import Status, UpriverError
 from upriver.model import FailoverLog
-from upriver.spark import stream_driver
-from upriver.spark.admission import Limits
-from upriver.spark.batch_reader import DcpBatchReader
-from upriver.spark.offsets import Offset
-from upriver.spark.source_options import ReadOptions
-from upriver.spark.stream_driver import Driver
-from upriver.spark.stream_reader import StepsPartition
-from upriver.spark.task_reader import read_steps
-from upriver.spark.task_steps import steps_between
-from upriver.wire import kv
+from upriver.spark.options import ReadOptions
+from upriver.spark.source import stream_driver
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.batch_reader import DcpBatchReader
+from upriver.spark.source.offsets import Offset
+from upriver.spark.source.stream_driver import Driver
+from upriver.spark.source.stream_reader import StepsPartition
+from upriver.spark.source.task_reader import read_steps
+from upriver.spark.source.task_steps import steps_between
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
 ALL = [April2014, Release302, Release412, Release705]

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from upriver.spark.internals import worker_python
+from upriver.spark.runtime.internals import worker_python
 
 
 def said_by(python: str, directory: Path) -> str:

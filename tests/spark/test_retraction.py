@@ -16,13 +16,13 @@ from sparkkit import PATIENCE, stored
 from upriver.errors import ConfigError, UpriverError
 from upriver.model import Op
 from upriver.spark import retract
-from upriver.spark.admission import Limits
-from upriver.spark.offset_planning import ObservedVBucket, from_beginning, plan
-from upriver.spark.offsets import Offset
-from upriver.spark.restate import Restated
-from upriver.spark.retraction import compensated
-from upriver.spark.stream_driver import _read_anew
-from upriver.spark.task_steps import ReadStep, partition, steps_between
+from upriver.spark.functions.retraction import compensated
+from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.spark.source.offsets import Offset
+from upriver.spark.source.restate import Restated
+from upriver.spark.source.stream_driver import _read_anew
+from upriver.spark.source.task_steps import ReadStep, partition, steps_between
 from upriver.testing import TemporaryProducer
 
 HISTORIES = 600

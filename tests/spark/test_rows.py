@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from upriver.errors import ConfigError, RemoteProtocolError, UpriverError
 from upriver.model import Datatype
-from upriver.spark import value_columns
-from upriver.spark.row_schema import RowBuilder, arrow_schema, spark_schema
-from upriver.spark.source_options import RowFormat
+from upriver.spark.options import RowFormat
+from upriver.spark.source import value_columns
+from upriver.spark.source.row_schema import RowBuilder, arrow_schema, spark_schema
 from upriver.wire.columns.result import SCHEMA
 from upriver.wire.values import deflate, join_xattrs
 

@@ -22,9 +22,9 @@ from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD, Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
-from upriver.spark import sink
-from upriver.spark.sink_rows import FENCE_PREFIX, roles_of
-from upriver.spark.source_options import WriteOptions
+from upriver.spark.options import WriteOptions
+from upriver.spark.sink import bucket_writer as sink
+from upriver.spark.sink.row_edits import FENCE_PREFIX, roles_of
 from upriver.store import document_key
 from upriver.testing import TemporaryProducer
 from upriver.wire.values import deflate

@@ -17,7 +17,7 @@ from upriver.model import FailoverLog, Snapshot, StreamOffset
 from upriver.session.stream_position import Position
 from upriver.settings.all_settings import CHANGELOG, MIRROR, READ, WRITE
 from upriver.settings.setting import Setting, Use
-from upriver.spark.source_options import ReadOptions, RowFormat, WriteOptions
+from upriver.spark.options import ReadOptions, RowFormat, WriteOptions
 
 WHERE = {"connectionString": "couchbase://db.example.com/travel"}
 

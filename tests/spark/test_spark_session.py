@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from sparkkit import PATIENCE, fill
 
 from upriver.errors import ConfigError
-from upriver.spark.find_java import ensure_java_home
-from upriver.spark.internals import worker_python
+from upriver.spark.runtime.find_java import ensure_java_home
+from upriver.spark.runtime.internals import worker_python
 from upriver.testing import TemporaryProducer
 
 sessions = importlib.import_module("upriver.spark.session")

@@ -15,17 +15,10 @@ from storekit import QUIET, Clock, split
 
 from upriver.errors import StoreRefusal
 from upriver.model import VBucketState
-from upriver.store import (
-    AddDocument,
-    Applied,
-    Bucket,
-    DeleteDocument,
-    SetDocument,
-    Store,
-    operations,
-)
-from upriver.store.document_changes import Change, Outcome
-from upriver.store.write_group import Group
+from upriver.store import AddDocument, Applied, Bucket, DeleteDocument, SetDocument, Store
+from upriver.store.writes import operations
+from upriver.store.writes.document_changes import Change, Outcome
+from upriver.store.writes.write_group import Group
 from upriver.wire import canonical
 
 _CAS_AT = slice(16, 24)

@@ -10,7 +10,7 @@ from storekit import QUIET, Clock, key
 
 from upriver.model import Op
 from upriver.store import SetDocument, Store, WithMeta
-from upriver.store.cas_clock import HybridClock
+from upriver.store.writes.cas_clock import HybridClock
 
 
 @given(st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=50))

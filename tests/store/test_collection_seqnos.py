@@ -15,8 +15,8 @@ from upriver.store import (
     SetDocument,
     Store,
 )
-from upriver.store.document_changes import Change
-from upriver.store.operations import apply_all
+from upriver.store.writes.document_changes import Change
+from upriver.store.writes.operations import apply_all
 from upriver.wire import canonical
 
 DAY = 24 * 3600

@@ -20,8 +20,8 @@ from upriver.store import (
     SetDocument,
     Store,
     SyncMode,
-    operations,
 )
+from upriver.store.writes import operations
 
 
 def test_futures_tell_each_its_own(bucket: Bucket) -> None:

@@ -25,7 +25,7 @@ from upriver.producer.server_context import ServerContext
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import Store
 from upriver.testing import ChaosProxy, TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from upriver.consumer import Consumer
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 

@@ -17,7 +17,8 @@ from upriver.model import NO_END, Op, StreamEndReason, VBucketState
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import MemoryLink, MemoryProducer
-from upriver.wire import canonical, kv
+from upriver.wire import canonical
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer

@@ -16,7 +16,7 @@ from upriver.errors import ConfigError, Status, StoreRefusal
 from upriver.model import NO_END, StreamEndReason
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Feature
 

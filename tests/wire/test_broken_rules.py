@@ -6,7 +6,8 @@ import pytest
 
 from upriver.errors import DecodeError, EncodeError, Status
 from upriver.model import Datatype, StreamEndReason, VBucketState
-from upriver.wire import kv, limits
+from upriver.wire import kv_messages as kv
+from upriver.wire import limits
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo

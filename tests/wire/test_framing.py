@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from upriver.errors import DecodeError
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft002
 from upriver.wire.framing import Framer, packet_length

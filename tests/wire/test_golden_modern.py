@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from upriver.model import NO_END, Datatype, FailoverEntry, VBucketState
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import Durability, PreserveTtl, StreamId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from upriver.errors import DecodeError
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, DialectPin, Draft000, Draft001, Draft002, sniff
 from upriver.wire.frameinfo import StreamId

@@ -30,7 +30,7 @@ import fairness
 import trustme
 from fairness import LARGE, MIB, Client
 
-from upriver.wire import kv
+from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.names import Feature, OpenFlag
 

@@ -83,7 +83,7 @@ class _Sections(SuggestingGroup):
             return None
         place, name = _PLACES.get(cmd_name, (cmd_name, cmd_name))
         with extra("cli"):
-            module = import_module(f".{place}", __package__)
+            module = import_module(f".commands.{place}", __package__)
         return with_common_options(getattr(module, name))
 
     def invoke(self, ctx: click.Context) -> object:

@@ -17,7 +17,7 @@ from ..consumer.transport.async_connection import AsyncConnection
 from ..consumer.transport.connection_string import Source
 from ..errors import ConnectionFailed, RemoteProtocolError, Status, StatusError
 from ..model import Datatype, FailoverLog, VBucketState
-from ..wire import kv
+from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.names import RequestedState

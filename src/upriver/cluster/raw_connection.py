@@ -18,7 +18,7 @@ from ..consumer.transport.connection_string import Address
 from ..errors import ConnectionFailed, Status, StatusError
 from ..model import Datatype
 from ..session.client_handshake import FIRST_OPAQUE, Introduction, introduce
-from ..wire import kv
+from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.framing import Framer

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from ..consumer.topology.topology import Backoff
+from ..consumer.topology.cluster_view import Backoff
 from ..errors import Status, UpriverError
 from .raw_connection import Endpoint
 from .replication_relay import ReplicationRelay

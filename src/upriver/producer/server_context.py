@@ -13,7 +13,7 @@ from typing import Final
 from ..errors import Status, StoreRefusal
 from ..model import Datatype
 from ..store import Bucket, Store
-from ..wire import kv
+from ..wire import kv_messages as kv
 from .bootstrap import cluster_config, sasl
 from .bootstrap.users import Role, Users
 from .connections.client_info import ClientInfo

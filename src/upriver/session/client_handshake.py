@@ -26,7 +26,7 @@ from ..errors import (
     NotADcpServer,
     Status,
 )
-from ..wire import kv
+from ..wire import kv_messages as kv
 from ..wire.messages import PlainResponse, Response
 from ..wire.names import Feature
 from .conversation import Compute, Conversation

@@ -21,7 +21,7 @@ from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
 from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
-from ..wire import kv
+from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
 from ..wire.names import Command, MarkerFlag, OsoFlag, StreamFlag

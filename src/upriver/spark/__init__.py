@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import extra
 from .._lazy import lazily
-from .changes_for import changes_for
-from .fold import fold
-from .parse import parse
+from .functions.changes_for import changes_for
+from .functions.fold import fold
+from .functions.parse import parse
 from .session import register, session
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from .functions.retraction import retract
     from .query_metrics import SourceListener
-    from .retraction import retract
-    from .tables.api import changelog, mirror
+    from .tables.pipelines import changelog, mirror
     from .tables.repair import repair
     from .tables.table_source import read_table
     from .tables.verify import verify
@@ -48,11 +48,11 @@ _late = lazily(
     __name__,
     {
         "SourceListener": ".query_metrics",
-        "changelog": ".tables.api",
-        "mirror": ".tables.api",
+        "changelog": ".tables.pipelines",
+        "mirror": ".tables.pipelines",
         "read_table": ".tables.table_source",
         "repair": ".tables.repair",
-        "retract": ".retraction",
+        "retract": ".functions.retraction",
         "verify": ".tables.verify",
     },
 )
@@ -61,8 +61,8 @@ _late = lazily(
 def __getattr__(name: str) -> Any:
     with extra("spark"):
         if name == "SCHEMA":
-            from .row_schema import spark_schema
-            from .source_options import RowFormat
+            from .options import RowFormat
+            from .source.row_schema import spark_schema
 
             return spark_schema(RowFormat())
         return _late(name)

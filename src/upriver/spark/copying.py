@@ -16,8 +16,8 @@ from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..consumer.transport.management_http import CollectionsManagement
 from ..consumer.writing.documents import Documents
 from ..errors import ConfigError
+from .options import ReadOptions, WriteOptions
 from .session import register
-from .source_options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

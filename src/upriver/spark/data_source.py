@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ..errors import ConfigError
-from .row_schema import spark_schema
-from .source_options import ReadOptions, WriteOptions
+from .options import ReadOptions, WriteOptions
+from .source.row_schema import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -36,22 +36,22 @@ class DcpDataSource(DataSource):
         return spark_schema(ReadOptions.parse(self.options).rows)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from .batch_reader import batch_reader
+        from .source.batch_reader import batch_reader
 
         return batch_reader(self._read_options(schema).for_batch())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from .stream_reader import stream_reader
+        from .source.stream_reader import stream_reader
 
         return stream_reader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .sink import writer
+        from .sink.bucket_writer import writer
 
         return writer(WriteOptions.parse(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from .sink import stream_writer
+        from .sink.bucket_writer import stream_writer
 
         return stream_writer(WriteOptions.parse(self.options), schema, overwrite)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._extras import extra
 from ..errors import ConfigError
-from .offsets import Offset, SourceIdentity
+from .source.offsets import Offset, SourceIdentity
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

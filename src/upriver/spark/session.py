@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from .._extras import extra
-from .find_java import ensure_java_home
-from .internals import local_checkpoint_manager, quietly_replacing, worker_python
-from .spark_versions import require_supported
+from .runtime.find_java import ensure_java_home
+from .runtime.internals import local_checkpoint_manager, quietly_replacing, worker_python
+from .runtime.spark_versions import require_supported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

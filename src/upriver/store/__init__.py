@@ -7,10 +7,15 @@ import logging
 
 from ..escaping import escape_record
 from .bucket import Bucket, BucketStats
-from .bucket_data import Listener
 from .bucket_settings import BucketSettings, SyncMode
 from .directory import Store
-from .document_changes import (
+from .key_scan import KeyRange, KeyScan, ScannedDocument
+from .manifest import Collection, Manifest, Scope
+from .open_bucket import Listener
+from .rocksdb_layout import RecordKind, StoredRecord
+from .seqno_reader import Backfill, FrameChunk
+from .vbucket import PendingPrepare, VBucketStats
+from .writes.document_changes import (
     AbortPrepared,
     AddDocument,
     AppendToDocument,
@@ -36,12 +41,7 @@ from .document_changes import (
     WithMeta,
     document_key,
 )
-from .key_scan import KeyRange, KeyScan, ScannedDocument
-from .manifest import Collection, Manifest, Scope
-from .rocksdb_layout import RecordKind, StoredRecord
-from .seqno_reader import Backfill, FrameChunk
-from .sync_writes import Completion, CompletionKind
-from .vbucket import PendingPrepare, VBucketStats
+from .writes.sync_writes import Completion, CompletionKind
 
 __all__ = [
     "AbortPrepared",

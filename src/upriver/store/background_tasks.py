@@ -12,9 +12,8 @@ from typing import Final
 
 from ..errors import Status, StoreRefusal
 from ..model import VBucketState
-from . import operations, rollback
-from .bucket_data import Core
-from .document_changes import Expire
+from . import rollback
+from .open_bucket import Core
 from .rocksdb_layout import (
     Due,
     Meta,
@@ -24,7 +23,9 @@ from .rocksdb_layout import (
     due_range,
     parse_due,
 )
-from .write_group import Group
+from .writes import operations
+from .writes.document_changes import Expire
+from .writes.write_group import Group
 
 __all__ = ["Maintenance"]
 

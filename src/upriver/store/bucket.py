@@ -21,19 +21,19 @@ from ..wire.leb128 import key_name
 from ..wire.prepares import is_hidden
 from . import consistency_check, document_versions, rollback
 from .background_tasks import Maintenance
-from .bucket_data import Core, Listener
 from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
-from .commit_threads import Ticker
-from .document_changes import Applied, Change, Expire, Outcome
 from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope, events_between
-from .operation_checks import check_key
+from .open_bucket import Core, Listener
 from .rocksdb import translate
 from .rocksdb_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
-from .sync_writes import Completion, CompletionKind, is_abort_of
 from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs, new_vbuuid
+from .writes.commit_threads import Ticker
+from .writes.document_changes import Applied, Change, Expire, Outcome
+from .writes.operation_checks import check_key
+from .writes.sync_writes import Completion, CompletionKind, is_abort_of
 
 __all__ = ["Bucket", "BucketStats"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .commit_threads import GroupWriter, Ticker
 from .rocksdb import Database
+from .writes.commit_threads import GroupWriter, Ticker
 
 __all__ = ["MACHINE", "Platform"]
 

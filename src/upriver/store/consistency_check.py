@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import StoreRefusal
-from . import system_events
-from .bucket_data import Core
+from .open_bucket import Core
 from .rocksdb_layout import (
     NO_COLLECTION,
     Meta,
@@ -23,7 +22,8 @@ from .rocksdb_layout import (
     vbucket_range,
 )
 from .vbucket import Progress
-from .write_group import Group
+from .writes import system_events
+from .writes.write_group import Group
 
 __all__ = ["problems"]
 

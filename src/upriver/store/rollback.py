@@ -12,11 +12,11 @@ from __future__ import annotations
 from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import prepares
 from ..wire.framing import packet_length
-from . import system_events
 from .manifest import Manifest, events_between
 from .rocksdb_layout import collection_of, frame_seqno, seqno_key, vbucket_range
 from .vbucket import Standing, new_vbuuid
-from .write_group import Group
+from .writes import system_events
+from .writes.write_group import Group
 
 __all__ = ["align", "begin_again", "committed_seqno", "roll_back", "trim"]
 

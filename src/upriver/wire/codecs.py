@@ -11,7 +11,7 @@ from typing import Any
 
 from ..model import Datatype, FailoverEntry
 from . import limits
-from .kv import SubdocPath
+from .kv_messages import SubdocPath
 from .layout import Value
 from .messages import CachedItem
 from .names import Command

@@ -15,9 +15,10 @@ import signal
 import sys
 
 from upriver.spark.session import session
-from upriver.spark.tables import compaction, table_set
+from upriver.spark.tables import table_set
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.upkeep import compaction
 
 
 def main() -> None:

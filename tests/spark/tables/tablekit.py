@@ -14,9 +14,9 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from upriver.errors import UpriverError
-from upriver.spark.tables.api import changelog, mirror
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
+from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.testing import TemporaryProducer
 

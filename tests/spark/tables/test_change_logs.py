@@ -18,12 +18,12 @@ from tablekit import (
 )
 
 from upriver.errors import ConfigError
-from upriver.spark.fold import fold
-from upriver.spark.tables import retention
-from upriver.spark.tables.api import changelog
-from upriver.spark.tables.maintenance import compact
+from upriver.spark.functions.fold import fold
+from upriver.spark.tables.pipelines import changelog
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.table_source import read_table
+from upriver.spark.tables.upkeep import retention
+from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

@@ -25,10 +25,10 @@ from storekit_s3 import BUCKET, s3_server
 from tablekit import PATIENCE, caught_up, rows_of
 
 from upriver.errors import UpriverError
-from upriver.spark.tables.api import mirror
 from upriver.spark.tables.commit_state import TableState
-from upriver.spark.tables.delta_log import STATE, log_versions, read_commit
-from upriver.spark.tables.storage import Storage
+from upriver.spark.tables.format.delta_log import STATE, log_versions, read_commit
+from upriver.spark.tables.format.storage import Storage
+from upriver.spark.tables.pipelines import mirror
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from upriver.model import FailoverLog
-from upriver.spark.offsets import Offset, VBucketProgress
-from upriver.spark.source_options import ReadOptions
-from upriver.spark.stream_driver import Driver
+from upriver.spark.options import ReadOptions
+from upriver.spark.source.offsets import Offset, VBucketProgress
+from upriver.spark.source.stream_driver import Driver
 from upriver.spark.tables.lag import Lag, LagMeter
 from upriver.testing import TemporaryProducer
 

@@ -22,10 +22,10 @@ from tablekit import (
 )
 
 from upriver.errors import ConfigError
-from upriver.spark.tables.api import mirror
 from upriver.spark.tables.commit_state import TableState, positions_of
-from upriver.spark.tables.open_table import OpenTable
-from upriver.spark.tables.storage import Storage
+from upriver.spark.tables.format.open_table import OpenTable
+from upriver.spark.tables.format.storage import Storage
+from upriver.spark.tables.pipelines import mirror
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

@@ -10,14 +10,15 @@ from storekit_s3 import BUCKET, SECRET, s3_server
 from tablekit import PATIENCE, ModelledBucket, caught_up, crashed, documents_of, rows_of
 
 from upriver.errors import ConfigError
-from upriver.spark.fold import fold
-from upriver.spark.tables import compaction, table_set
-from upriver.spark.tables.api import changelog, mirror
-from upriver.spark.tables.maintenance import compact
+from upriver.spark.functions.fold import fold
+from upriver.spark.tables import table_set
+from upriver.spark.tables.format.storage import Storage
+from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.progress import read_progress
-from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.table_source import read_table
+from upriver.spark.tables.upkeep import compaction
+from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

@@ -16,10 +16,10 @@ from tablekit import becomes, rows_of
 from test_collection_changes import caught_up, started
 
 from upriver.errors import ConfigError, UpriverError
-from upriver.spark.tables.json_columns import JsonColumns
-from upriver.spark.tables.json_types import merged, settled, type_of
-from upriver.spark.tables.key_columns import KeyColumns
-from upriver.spark.tables.shape import NO_COLUMNS, MirrorShape
+from upriver.spark.tables.rows.json_columns import JsonColumns
+from upriver.spark.tables.rows.json_types import merged, settled, type_of
+from upriver.spark.tables.rows.key_columns import KeyColumns
+from upriver.spark.tables.rows.row_shape import NO_COLUMNS, MirrorShape
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
 

@@ -24,16 +24,16 @@ from tablekit import ModelledBucket, rows_of
 from test_table_histories import caught_up, small
 
 from upriver.errors import ConfigError, UpriverError
-from upriver.spark.tables import data_files, deletion_vectors, delta_log, key_index
 from upriver.spark.tables.commit_state import TableState
-from upriver.spark.tables.compaction import Pace, chosen_for_compaction
-from upriver.spark.tables.data_files import RowFiles, load_index, read_rows
-from upriver.spark.tables.deletion_vectors import VectorFile, path_of, read_vector
-from upriver.spark.tables.delta_log import DataFile
-from upriver.spark.tables.json_columns import JsonColumns
-from upriver.spark.tables.key_index import Hashes, KeyIndex, hashes_of
-from upriver.spark.tables.shape import MirrorShape
-from upriver.spark.tables.storage import Storage
+from upriver.spark.tables.format import data_files, deletion_vectors, delta_log, key_index
+from upriver.spark.tables.format.data_files import RowFiles, load_index, read_rows
+from upriver.spark.tables.format.deletion_vectors import VectorFile, path_of, read_vector
+from upriver.spark.tables.format.delta_log import DataFile
+from upriver.spark.tables.format.key_index import Hashes, KeyIndex, hashes_of
+from upriver.spark.tables.format.storage import Storage
+from upriver.spark.tables.rows.json_columns import JsonColumns
+from upriver.spark.tables.rows.row_shape import MirrorShape
+from upriver.spark.tables.upkeep.compaction import Pace, chosen_for_compaction
 from upriver.testing import TemporaryProducer
 
 __all__ = ["small"]

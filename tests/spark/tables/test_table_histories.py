@@ -15,16 +15,18 @@ from deltalake import DeltaTable, write_deltalake
 from tablekit import PATIENCE, Crash, ModelledBucket, documents_of, rows_of
 
 from upriver.errors import ConfigError, UpriverError
-from upriver.spark.tables import compaction, key_index, retention, table_set
 from upriver.spark.tables import lease as lease_module
+from upriver.spark.tables import table_set
+from upriver.spark.tables.format import key_index
+from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
-from upriver.spark.tables.maintenance import compact
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.storage import Storage
 from upriver.spark.tables.table_set import TableSet
+from upriver.spark.tables.upkeep import compaction, retention
+from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up, rows_of
 
 from upriver.spark import read_table, register
-from upriver.spark.tables.maintenance import compact
 from upriver.spark.tables.places import TablePlace
+from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4

@@ -21,7 +21,7 @@ from ...session.stream_position import Position
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
 from ..streaming.inbox import Delivery, Failed
-from ..topology.topology import NODE_TROUBLE
+from ..topology.cluster_view import NODE_TROUBLE
 from ..transport.access import Access
 from ..transport.connection_string import Source
 from .checkpoint import Checkpoint

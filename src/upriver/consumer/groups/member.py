@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import ConfigError, UpriverError
+from .assignment import Reads, Roster
 from .cells import Read, Remove, Steps, Stored, Write
-from .roster import Reads, Roster
 
 __all__ = ["HOLDS", "LEASES", "TURNS", "Member", "Turn"]
 

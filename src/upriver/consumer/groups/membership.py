@@ -35,11 +35,11 @@ from ...session.stream_position import Position
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
 from ..streaming.inbox import Assigned, Delivery, Nudge
+from .assignment import Reads
 from .bucket_store import BucketGroupStore
 from .cells import GroupStore, Steps, run_steps
 from .member import TURNS, Member, Turn
 from .position_cells import PositionCells, Saved
-from .roster import Reads
 
 __all__ = ["DEFAULT_LEASE", "Membership", "Revocation", "check_settings"]
 

@@ -51,8 +51,8 @@ from ...session.stream_position import Position
 from ...wire import messages as m
 from ...wire.names import StreamFlag
 from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final, renew_map
 from ..topology.discovery import Discovery
-from ..topology.topology import NODE_TROUBLE, Topology, is_final, renew_map
 from ..transport.access import Access
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes

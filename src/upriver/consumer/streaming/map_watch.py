@@ -17,7 +17,7 @@ from typing import Final
 from ...session.consumer_session import ConsumerSession
 from ...wire.names import Feature
 from ..topology.cluster_map import ClusterMap
-from ..topology.topology import Backoff, Topology
+from ..topology.cluster_view import Backoff, Topology
 from ..transport.async_connection import AsyncConnection
 from ..transport.connection_string import Address
 from .vbucket_reader import VBucketReader

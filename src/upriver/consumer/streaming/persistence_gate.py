@@ -22,8 +22,8 @@ import numpy as np
 from ...errors import UpriverError
 from ...session.consumer_events import RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
+from ..topology.cluster_view import Visit, is_final
 from ..topology.questions import persisted_seqno
-from ..topology.topology import Visit, is_final
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
 from .inbox import Delivery, Finished

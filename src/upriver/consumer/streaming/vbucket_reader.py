@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...errors import UpriverError
 from ...session.stream_position import Position
-from ..topology.topology import Backoff
+from ..topology.cluster_view import Backoff
 from ..transport.async_connection import AsyncConnection
 
 __all__ = ["VBucketReader"]

@@ -30,8 +30,8 @@ from ..reader_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
+from .cluster_view import NODE_TROUBLE, Visit, ask_owners
 from .questions import cluster_map, failover_log, high_seqnos, manifest
-from .topology import NODE_TROUBLE, Visit, ask_owners
 
 __all__ = ["Discovery"]
 

@@ -24,7 +24,7 @@ from ...model import FailoverEntry, FailoverLog
 from ...session.client_handshake import refusal_context
 from ...session.conversation import MORE, Conversation
 from ...session.open_connection import refused
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.names import RequestedState
 from .collection_names import Collections

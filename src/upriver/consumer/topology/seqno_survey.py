@@ -17,9 +17,17 @@ from ..transport.access import Access
 from ..transport.blocking_connection import ANSWER_SECONDS, BlockingNodes
 from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network
+from .cluster_view import (
+    ClusterConversation,
+    Outcome,
+    Topology,
+    Visit,
+    ask_owners,
+    is_final,
+    renew_map,
+)
 from .collection_names import Collections
 from .questions import VBucketSeqnos, cluster_map, failover_log, high_seqnos, unless, vbucket_seqnos
-from .topology import ClusterConversation, Outcome, Topology, Visit, ask_owners, is_final, renew_map
 
 __all__ = ["Survey"]
 

@@ -28,7 +28,7 @@ from ...session.conversation import Compute, Conversation, Exchange, Pending, si
 from ...session.flow_control import ReceiveWindow
 from ...session.keepalive import Silence
 from ...session.open_connection import Opened, Opening, open_connection
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.framing import Framer

@@ -17,8 +17,15 @@ from ...errors import (
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Draft001
 from ..reader_settings import DIALECTS, ConsumerSettings
+from ..topology.cluster_view import (
+    NODE_TROUBLE,
+    ClusterConversation,
+    Outcome,
+    Pause,
+    Topology,
+    Visit,
+)
 from ..topology.questions import server_version
-from ..topology.topology import NODE_TROUBLE, ClusterConversation, Outcome, Pause, Topology, Visit
 from .access import Access
 from .async_connection import AsyncConnection
 from .connection_string import Address

@@ -25,7 +25,7 @@ from ...wire.dialects import Dcp
 from ...wire.framing import Framer
 from ...wire.messages import Request, Response
 from ...wire.names import Feature
-from ..topology.topology import (
+from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,
     Outcome,

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 from ...errors import ConfigError, ConnectionFailed, RemoteProtocolError
+from ..topology.cluster_view import ClusterConversation, Topology, Visit
 from ..topology.questions import cluster_map
-from ..topology.topology import ClusterConversation, Topology, Visit
 from .access import Access
 from .blocking_connection import CONNECT_SECONDS, BlockingNodes
 from .connection_string import Address, Source

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...errors import ConfigError, RemoteProtocolError, Status, StatusError
 from ...model import Datatype
 from ...session.client_handshake import refusal_context
-from ...wire import kv, leb128
+from ...wire import kv_messages as kv
+from ...wire import leb128
 from ...wire.dialects import Dcp
 from ...wire.header import parse_header
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE

@@ -12,14 +12,14 @@ from ...errors import ConfigError, Status, StatusError
 from ...model import Datatype
 from ...session.client_handshake import refusal_context
 from ...session.conversation import Conversation
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
 from ...wire.names import Feature
 from ...wire.values import unwrap
 from ..topology.cluster_map import ClusterMap, vbucket_of
+from ..topology.cluster_view import Topology, ask_owners, renew_map
 from ..topology.collection_names import Collections
-from ..topology.topology import Topology, ask_owners, renew_map
 from ..transport.access import Access
 from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes
 from ..transport.connection_string import Source

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from ...errors import Status
 from ...model import Datatype
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.header import REQUEST, Header, pack_header
 from ...wire.messages import Response
 from ...wire.names import Feature

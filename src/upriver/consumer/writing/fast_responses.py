@@ -10,7 +10,7 @@ import struct
 from typing import Final
 
 from ...model import Datatype
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.dialects import Dcp
 from ...wire.header import HEADER_SIZE, RESPONSE, parse_header
 from ...wire.limits import MAX_KEY

@@ -31,8 +31,8 @@ from ...errors import (
     UpriverError,
 )
 from ..topology.cluster_map import Network, vbucket_of
+from ..topology.cluster_view import Topology, may_heal, renew_map
 from ..topology.collection_names import Collections
-from ..topology.topology import Topology, may_heal, renew_map
 from ..transport.access import Access
 from ..transport.blocking_connection import (
     ANSWER_SECONDS,

@@ -16,7 +16,7 @@ from typing import Final
 from ...errors import DecodeError, Status, StoreRefusal
 from ...model import Datatype
 from ...session.producer_options import is_for_consumer
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.agent_names import AgentName
 from ...wire.dialects import Dialect

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DecodeError, StoreError, StoreRefusal
 from ...store import Bucket
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect, DialectPin, Draft001
 from ...wire.header import parse_header

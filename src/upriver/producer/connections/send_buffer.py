@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dialect
 

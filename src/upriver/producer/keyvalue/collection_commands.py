@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ...errors import Status, StoreRefusal
 from ...store import Bucket, Collection, Manifest, Scope
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.messages import Request
 from .request_context import Call
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ...errors import Status
 from ...store import Bucket
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.messages import Request
 from .responses import Responses
 

@@ -22,7 +22,6 @@ from . import (
     document_writes,
     range_scans,
     stat_groups,
-    subdoc_commands,
     vbucket_commands,
     with_meta_writes,
 )
@@ -33,6 +32,7 @@ from .frame_rules import DURABLE, KEEPS_EXPIRY
 from .range_scans import RangeScans
 from .request_context import Call, NodeView
 from .responses import Answer, Blocking, Later, Now, Responses, Several, Write
+from .subdoc import commands as subdoc_commands
 
 __all__ = ["KeyValue"]
 

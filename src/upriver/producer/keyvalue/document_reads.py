@@ -10,8 +10,9 @@ from ...errors import Status, StoreError, StoreRefusal
 from ...escaping import quoted
 from ...model import Datatype, Op, VBucketState
 from ...store import Applied, Bucket, RecordKind, TouchDocument, document_key
-from ...store.system_events import is_event
-from ...wire import canonical, kv
+from ...store.writes.system_events import is_event
+from ...wire import canonical
+from ...wire import kv_messages as kv
 from ...wire.canonical import CanonicalChange
 from ...wire.framing import packet_length
 from ...wire.messages import Request, Response

@@ -24,7 +24,7 @@ from ...store import (
     StoredRecord,
     TouchDocument,
 )
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.frameinfo import PreserveTtl
 from ...wire.messages import Request
 from . import document_values

@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from ...store import Applied, SetDocument
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.dialects import Dcp
 from ...wire.header import REQUEST, RESPONSE
 from ...wire.json_text import is_json

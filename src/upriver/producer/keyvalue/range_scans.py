@@ -19,7 +19,8 @@ from typing import Any, Final
 from ...errors import Status, StoreRefusal
 from ...model import VBucketState
 from ...store import Bucket, KeyScan, ScannedDocument
-from ...wire import kv, leb128
+from ...wire import kv_messages as kv
+from ...wire import leb128
 from ...wire.messages import PlainResponse, Request
 from ...wire.names import Feature
 from . import document_values

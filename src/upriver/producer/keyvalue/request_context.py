@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ...errors import Status, StoreError, StoreRefusal
 from ...model import Datatype
 from ...store import Applied, Bucket, Change, document_key
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.dialects.dcp import Dcp
 from ...wire.messages import PlainResponse, Request
 from ...wire.names import Command, Feature

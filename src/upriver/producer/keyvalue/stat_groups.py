@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...errors import Status, StoreRefusal
 from ...model import Datatype, VBucketState
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.json_text import is_json
 from ...wire.messages import Request
 from ...wire.numbers import STATUSES

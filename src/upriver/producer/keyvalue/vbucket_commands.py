@@ -9,7 +9,7 @@ from typing import Any, Final
 from ...errors import Status, StoreRefusal
 from ...model import VBucketState
 from ...store import RecordKind
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire.messages import Request
 from ...wire.names import Feature, RequestedState
 from .durability_requirements import parse_topology

@@ -11,7 +11,8 @@ from ...errors import Status, StoreRefusal
 from ...escaping import quoted
 from ...model import Datatype, Op
 from ...store import WithMeta
-from ...wire import kv, values
+from ...wire import kv_messages as kv
+from ...wire import values
 from ...wire.messages import Request
 from ...wire.names import WithMetaOption
 from . import document_values

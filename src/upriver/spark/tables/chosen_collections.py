@@ -18,11 +18,11 @@ from typing import Final
 from ...consumer.topology.collection_names import Collections
 from ...errors import ConfigError, UpriverError
 from ...model import Snapshot, StreamOffset
-from ..collection_events import Name
-from ..offsets import Offset, VBucketProgress
-from ..source_options import ReadOptions
-from ..stream_driver import Driver
-from ..task_steps import ReadStep
+from ..options import ReadOptions
+from ..source.collection_events import Name
+from ..source.offsets import Offset, VBucketProgress
+from ..source.stream_driver import Driver
+from ..source.task_steps import ReadStep
 from .commit_state import TableState
 
 __all__ = ["Change", "ChosenCollections"]

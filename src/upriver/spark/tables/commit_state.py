@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from ...errors import ConfigError
-from ..collection_events import Name
-from ..offsets import Offset, SourceIdentity
+from ..source.collection_events import Name
+from ..source.offsets import Offset, SourceIdentity
 
 __all__ = ["TableState", "positions_of"]
 

@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
-from .compaction import Rewrite
-from .data_files import load_index, read_rows
-from .delta_log import DataFile
 from .executors import ThisProcess
-from .key_index import NAME_COLUMNS, hashes_of
+from .format.data_files import load_index, read_rows
+from .format.delta_log import DataFile
+from .format.key_index import NAME_COLUMNS, hashes_of
+from .format.open_table import OpenTable
+from .format.storage import Storage
 from .lease import held_lease
-from .open_table import OpenTable
 from .pipeline_start import held_properties
 from .places import TablePlace
-from .retention import Window
+from .rows.row_shape import LETTERS, MirrorShape
 from .settings import SHAPE
-from .shape import LETTERS, MirrorShape
-from .storage import Storage
 from .table_set import DEAD_LETTERS, TableSet
+from .upkeep.compaction import Rewrite
+from .upkeep.retention import Window
 
 __all__ = ["Letter", "Replayed", "letters", "replay"]
 

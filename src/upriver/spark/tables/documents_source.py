@@ -15,10 +15,10 @@ from deltalake import Schema
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import BooleanType, StructType
 
-from ..batch_reader import DcpBatchReader
-from ..fold import ROLLBACK
-from ..source_options import ReadOptions
-from .shape import MirrorShape
+from ..functions.fold import ROLLBACK
+from ..options import ReadOptions
+from ..source.batch_reader import DcpBatchReader
+from .rows.row_shape import MirrorShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from ..session import is_remote
-from .storage import StorageFailed
+from .format.storage import StorageFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

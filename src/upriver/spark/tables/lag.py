@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import UpriverError
-from ..offsets import Offset
-from ..source_options import ReadOptions
-from ..stream_driver import Driver
+from ..options import ReadOptions
+from ..source.offsets import Offset
+from ..source.stream_driver import Driver
 
 __all__ = ["Lag", "LagMeter"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ConfigError, UpriverError
-from .storage import Storage, StorageFailed
+from .format.storage import Storage, StorageFailed
 
 __all__ = ["Lease", "LeaseLost", "held_lease"]
 

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import UpriverError
-from ..collection_events import CollectionEnd, CollectionLog, Name
-from ..fold import ROLLBACK
-from ..row_schema import arrow_schema
-from ..source_options import ReadOptions
-from ..task_reader import read_steps
-from ..task_steps import ReadStep
-from .data_files import (
+from ..functions.fold import ROLLBACK
+from ..options import ReadOptions
+from ..source.collection_events import CollectionEnd, CollectionLog, Name
+from ..source.row_schema import arrow_schema
+from ..source.task_reader import read_steps
+from ..source.task_steps import ReadStep
+from .format.data_files import (
     NewFile,
     RowFiles,
     cast_rows,
@@ -39,10 +39,10 @@ from .data_files import (
     rows_of_collections,
     rows_of_vbuckets,
 )
-from .delta_log import DataFile
-from .json_types import VOID, Type, merged
-from .shape import LETTERS, MirrorShape
-from .storage import FileGone, Storage
+from .format.delta_log import DataFile
+from .format.storage import FileGone, Storage
+from .rows.json_types import VOID, Type, merged
+from .rows.row_shape import LETTERS, MirrorShape
 
 __all__ = [
     "BATCH_COLUMN",

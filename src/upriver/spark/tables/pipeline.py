@@ -19,20 +19,20 @@ from typing import Any, Final
 
 from ... import telemetry
 from ...errors import ConfigError, UpriverError
-from ..admission import Limits
-from ..offsets import Offset
-from ..stream_driver import Driver
-from ..task_steps import ReadStep, steps_between
+from ..source.admission import Limits
+from ..source.offsets import Offset
+from ..source.stream_driver import Driver
+from ..source.task_steps import ReadStep, steps_between
 from .chosen_collections import Change, ChosenCollections, offset_after, read_anew, steps_of
 from .executors import Executors
+from .format.open_table import Conflict
+from .format.storage import StorageFailed
 from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, Append, Merge, Outcome, files_of_groups
-from .open_table import Conflict
 from .progress import PipelineStatus, ProgressBook
+from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import SHAPE, PipelineSettings
-from .shape import NO_COLUMNS, MirrorShape
-from .storage import StorageFailed
 from .table_set import TableSet
 
 __all__ = ["BatchLoop", "Pipeline"]

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
 from ..session import use_this_interpreter
-from ..stream_driver import Driver
+from ..source.stream_driver import Driver
 from .chosen_collections import ChosenCollections
 from .executors import executors_of
-from .key_columns import KeyColumns
+from .format.open_table import OpenTable
 from .lag import LagMeter
 from .lease import held_lease
 from .merge import change_schema
-from .open_table import OpenTable
 from .pipeline import BatchLoop, Pipeline
 from .places import TablePlace
 from .progress import ProgressBook
+from .rows.key_columns import KeyColumns
+from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import (
     HASH_KEY,
     MERGE_ON_READ,
@@ -35,7 +36,6 @@ from .settings import (
     require_readable,
     require_same,
 )
-from .shape import NO_COLUMNS, MirrorShape
 from .table_set import LEDGER, TableSet
 
 if TYPE_CHECKING:

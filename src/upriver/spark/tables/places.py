@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from ...errors import ConfigError
+from .format.storage import Storage
 from .progress import LocalProgress, ProgressLog, RemoteProgress
-from .storage import Storage
 
 __all__ = ["TablePlace"]
 

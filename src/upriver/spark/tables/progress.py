@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ... import telemetry
-from .storage import Storage, StorageFailed
+from .format.storage import Storage, StorageFailed
 
 __all__ = [
     "BatchRecord",

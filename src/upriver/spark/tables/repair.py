@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from ...errors import ConfigError
 from ...settings.pipeline_options import MirrorOptions
-from .data_files import RowFiles, cast_rows
-from .delta_log import REPAIR
 from .documents_source import GONE
 from .executors import ThisProcess
-from .key_index import NAME_COLUMNS as DOCUMENT
+from .format.data_files import RowFiles, cast_rows
+from .format.delta_log import REPAIR
+from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
 from .merge import Merge, Outcome
 from .pipeline_start import place_of

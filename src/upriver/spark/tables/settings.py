@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, Self
 from ...errors import ConfigError
 from ...settings.all_settings import CHANGELOG, MIRROR
 from ...settings.setting import Given
-from ..offsets import SourceIdentity
-from ..source_options import ReadOptions
-from .retention import Window
+from ..options import ReadOptions
+from ..source.offsets import SourceIdentity
+from .upkeep.retention import Window
 
 __all__ = ["PipelineSettings", "identity_properties", "require_same"]
 

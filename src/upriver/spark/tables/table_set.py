@@ -20,20 +20,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import ConfigError
-from ..collection_events import Name
-from ..offsets import Offset
-from . import delta_log
+from ..source.collection_events import Name
+from ..source.offsets import Offset
 from .commit_state import TableState
-from .compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
-from .delta_log import DataFile
 from .executors import Executors
+from .format import delta_log
+from .format.delta_log import DataFile
+from .format.open_table import Conflict, OpenTable
+from .format.storage import FileGone, Storage
 from .lease import Lease, LeaseLost
 from .merge import Outcome
-from .open_table import Conflict, OpenTable
-from .retention import Retention, Window
+from .rows.row_shape import LETTERS, MirrorShape
 from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
-from .shape import LETTERS, MirrorShape
-from .storage import FileGone, Storage
+from .upkeep.compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
+from .upkeep.retention import Retention, Window
 
 __all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
 

@@ -25,7 +25,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from ...errors import ConfigError
-from ..filter_classes import (
+from ..runtime.internals import may_push_filters
+from ..source.filter_classes import (
     EqualTo,
     Filter,
     GreaterThan,
@@ -34,13 +35,12 @@ from ..filter_classes import (
     LessThan,
     LessThanOrEqual,
 )
-from ..internals import may_push_filters
-from .data_files import GROUP, cast_rows, read_rows
-from .deletion_vectors import read_vector, rows_of
-from .delta_log import DataFile, Snapshot, read_snapshot
-from .key_index import NAME_COLUMNS
+from .format.data_files import GROUP, cast_rows, read_rows
+from .format.deletion_vectors import read_vector, rows_of
+from .format.delta_log import DataFile, Snapshot, read_snapshot
+from .format.key_index import NAME_COLUMNS
+from .format.storage import Storage
 from .settings import storage_options
-from .storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ...errors import ConfigError
 from ...settings.pipeline_options import MirrorOptions
+from ..options import ReadOptions
 from ..session import register
-from ..source_options import ReadOptions
-from ..stream_driver import Driver
+from ..source.stream_driver import Driver
 from .commit_state import positions_of
-from .data_files import GROUP
 from .documents_source import GONE, documents_as_rows
-from .key_index import NAME_COLUMNS as DOCUMENT
+from .format.data_files import GROUP
+from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .pipeline_start import held_properties, place_of
 from .places import TablePlace
-from .retention import Window
+from .rows.row_shape import MirrorShape
 from .settings import (
     PIPELINE,
     SHAPE,
@@ -35,9 +35,9 @@ from .settings import (
     identity_properties,
     require_same,
 )
-from .shape import MirrorShape
 from .table_set import DEAD_LETTERS, TableSet
 from .table_source import read_table
+from .upkeep.retention import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -18,7 +18,7 @@ from ...consumer.transport.access import Access
 from ...consumer.transport.async_connection import AsyncConnection
 from ...consumer.transport.connection_string import Address, Source
 from ...errors import Status, UpriverError
-from ...wire import kv
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.frameinfo import Durability

@@ -25,8 +25,8 @@ from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, Store
 from ...store.bucket_environment import Platform
-from ...store.commit_threads import GroupWriter, Ticker
-from ...store.document_changes import Change, Outcome
+from ...store.writes.commit_threads import GroupWriter, Ticker
+from ...store.writes.document_changes import Change, Outcome
 from .disk import SimulatedDisk
 from .scheduler import Process
 

@@ -25,13 +25,13 @@ from ...errors import UpriverError
 from ...model import FailoverLog, Op
 from ...session.consumer_events import RolledBack, Rows
 from ...session.stream_position import Position
-from ...spark.admission import Limits
-from ...spark.offset_planning import ObservedVBucket, from_beginning, plan
-from ...spark.offsets import Offset, SourceIdentity
-from ...spark.tables.delta_log import DataFile, commit, read_snapshot
-from ...spark.tables.storage import Storage, StorageFailed, StoredFile
-from ...spark.task_steps import ReadStep, StepVerdict, judge, steps_between
-from ...wire import kv
+from ...spark.source.admission import Limits
+from ...spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from ...spark.source.offsets import Offset, SourceIdentity
+from ...spark.source.task_steps import ReadStep, StepVerdict, judge, steps_between
+from ...spark.tables.format.delta_log import DataFile, commit, read_snapshot
+from ...spark.tables.format.storage import Storage, StorageFailed, StoredFile
+from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.names import RequestedState

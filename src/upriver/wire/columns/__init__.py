@@ -4,7 +4,7 @@ This package works on bytes and Arrow; it has no connection and no rules of stre
 tells which implementation is in use, ``c`` or ``numpy``.
 """
 
-from .choice import chosen as _chosen
+from .implementation import chosen as _chosen
 from .result import SCHEMA, ControlFrame, Decoded
 from .selection import LeftFrame, Part, Selected, Selection
 

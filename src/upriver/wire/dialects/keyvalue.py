@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import kv
+from .. import kv_messages as kv
 from ..codecs import (
     ALL_SEQNOS,
     FAILOVER_LOG,

@@ -1,0 +1,1 @@
+"""The commands of ``upriver``: one module per command, loaded when it is run."""

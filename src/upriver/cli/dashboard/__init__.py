@@ -1,0 +1,1 @@
+"""Figures that ``upriver serve`` and ``upriver dashboard`` give to the dashboard."""

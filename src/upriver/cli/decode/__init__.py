@@ -1,0 +1,1 @@
+"""Parts of ``upriver decode``: packets from captures and from text."""

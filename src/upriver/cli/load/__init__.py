@@ -1,0 +1,1 @@
+"""Parts of ``upriver load``: sources of documents, and their writing."""

@@ -1,0 +1,113 @@
+"""Which changes ``upriver tail`` prints: by key, by time, and by members of JSON documents."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from ..._extras import extra
+from ...consumer.changes import Change
+from ...errors import ConfigError
+
+__all__ = ["ChangeFilter", "change_filter", "last_changes", "parse_moment"]
+
+ChangeFilter = Callable[[Change], bool]
+
+_AGO: Final = re.compile(r"(\d{1,9})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+#: A CAS is nanoseconds since 1970, but for its low 16 bits.
+_NANOSECONDS: Final = 10**9
+_MAX_EXPRESSION: Final = 10_000
+
+
+def change_filter(
+    *,
+    prefix: str | None = None,
+    regex: str | None = None,
+    where: str | None = None,
+    since: datetime | None = None,
+) -> ChangeFilter | None:
+    """A function that tells whether a change is printed; None if all are."""
+    tests: list[ChangeFilter] = []
+    if prefix is not None:
+        start = prefix.encode()
+        tests.append(lambda change: change.key.startswith(start))
+    if since is not None:
+        cas = int(since.timestamp() * _NANOSECONDS)
+        tests.append(lambda change: change.cas >= cas)
+    if regex is not None:
+        tests.append(_matches(regex))
+    if where is not None:
+        tests.append(_selected(where))
+    if not tests:
+        return None
+    return lambda change: all(test(change) for test in tests)
+
+
+def _matches(regex: str) -> ChangeFilter:
+    try:
+        search = re.compile(regex.encode()).search
+    except re.error as problem:
+        raise ConfigError(f"--key-regex {regex!r} is no regular expression: {problem}") from None
+    return lambda change: search(change.key) is not None
+
+
+def _selected(where: str) -> ChangeFilter:
+    """Whether the JMESPath expression is true of a document.
+
+    Deletions, and values that are not JSON, have no members, so the expression sees null.
+    """
+    with extra("cli"):
+        import jmespath
+        import jmespath.exceptions
+
+    if len(where) > _MAX_EXPRESSION:
+        raise ConfigError(f"--where has more than {_MAX_EXPRESSION} characters")
+    try:
+        expression = jmespath.compile(where)
+    except jmespath.exceptions.JMESPathError as problem:
+        raise ConfigError(f"--where {where!r} is no JMESPath expression: {problem}") from None
+
+    def test(change: Change) -> bool:
+        try:
+            document: Any = json.loads(change.body)
+        except (ValueError, RecursionError):
+            document = None
+        try:
+            found = expression.search(document)
+        except jmespath.exceptions.JMESPathError:
+            return False  # a function that does not take what this document has there
+        return found is not None and found is not False and found not in ("", [], {})
+
+    return test
+
+
+def last_changes(
+    changes: Iterable[Change], count: int, wanted: ChangeFilter | None
+) -> list[Change]:
+    """The newest changes, oldest first. The order of different vbuckets is that of their CAS."""
+    chosen = changes if wanted is None else filter(wanted, changes)
+    return heapq.nlargest(count, chosen, key=lambda change: change.cas)[::-1]
+
+
+def parse_moment(text: str, now: datetime | None = None) -> datetime:
+    """A point in time: ISO 8601 (UTC if it names no zone), or how long ago, such as 10m or 2h."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago is not None:
+        past = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        try:
+            return (now or datetime.now(UTC)) - past
+        except OverflowError:
+            raise ConfigError(f"--since {text!r} is too long ago") from None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--since {text!r} is no time; give ISO 8601, such as 2026-11-17T10:00:00, or how "
+            "long ago, such as 90s, 10m, 2h or 3d"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

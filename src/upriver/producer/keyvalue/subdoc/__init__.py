@@ -1,0 +1,1 @@
+"""Sub-document commands: paths into JSON documents and their attributes."""

@@ -1,0 +1,1 @@
+"""Functions on DataFrames of change rows: fold, parse, retract, changes by key."""

@@ -1,0 +1,1 @@
+"""Spark itself: its version, its Java, and its private interfaces."""

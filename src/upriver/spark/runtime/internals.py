@@ -1,0 +1,213 @@
+"""Uses of Spark's private interfaces, which may change with any version of Spark.
+
+    the name of a class        `local_checkpoint_manager`: quicker checkpoints on a local disk
+    the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
+    the name of a logger       `quietly_replacing`: the log of what replaces a source
+    how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
+    how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
+                               do not need
+    a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
+
+``tests/spark/test_internals.py`` shows for each what breaks when it changes. Tables also read the
+offsets in Spark's checkpoints (`tables.offset_log`). For these reasons pyproject.toml has an upper
+bound of Spark's version.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._extras import extra
+from ...errors import ConfigError
+from .spark_versions import has_filter_classes, installed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "PUSHDOWN_WORKER",
+    "local_checkpoint_manager",
+    "may_push_filters",
+    "quietly_replacing",
+    "transform_with_state",
+    "worker_python",
+]
+
+_SOURCES_LOGGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
+#: Spark imports this module in the worker where filters may be pushed down; it refuses a reader
+#: that accepts filters elsewhere.
+PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def local_checkpoint_manager() -> str:
+    """The class that writes checkpoints to a local disk.
+
+    Renames there are atomic, and this manager writes the two files of a batch in half of the time
+    of the general one. It is not for object stores.
+    """
+    package = "org.apache.spark.sql.execution.streaming"
+    if installed() >= (4, 1):
+        package += ".checkpointing"
+    return f"{package}.FileSystemBasedCheckpointFileManager"
+
+
+def may_push_filters(option: str) -> bool:
+    """Whether this process is one in which a reader may accept filters.
+
+    ConfigError names the option that asks for it if this Spark has no such process. Spark plans a
+    frame once, with the filters of its last use, and takes that plan for every use: a frame that is
+    used twice has wrong rows. So filters are accepted only if the user asks for it.
+    """
+    if not has_filter_classes():
+        raise ConfigError(f"{option} needs Spark 4.1 or later: leave it out")
+    return PUSHDOWN_WORKER in sys.modules
+
+
+@contextmanager
+def quietly_replacing(spark: SparkSession) -> Iterator[None]:
+    """Registering a source in this block logs nothing: Spark has found it by itself before.
+
+    Spark Connect has no access to the log, and needs none.
+    """
+    jvm = getattr(getattr(spark, "_sc", None), "_jvm", None)
+    if jvm is None:
+        yield
+        return
+    log4j = jvm.org.apache.logging.log4j
+    before = log4j.LogManager.getLogger(_SOURCES_LOGGER).getLevel()
+    log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, log4j.Level.ERROR)
+    try:
+        yield
+    finally:
+        log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, before)
+
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# Spark puts archives of itself first on the path of its workers. They hold no compiled modules,
+# so every worker would compile them anew; the interpreter below has them installed.
+set -f
+IFS=:
+kept=
+for entry in $PYTHONPATH; do
+  case $entry in
+    *pyspark.zip | *py4j*src.zip | *.jar) ;;
+    *) kept="${{kept:+$kept:}}$entry" ;;
+  esac
+done
+unset IFS
+export PYTHONPATH="$kept"
+# Spark has a setting for its daemon, but does not follow it everywhere.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m upriver.spark.runtime.worker_daemon "$@"
+fi
+exec {python} "$@"
+"""
+
+
+def transform_with_state(grouped: GroupedData, processor: Any, schema: StructType) -> DataFrame:
+    """``GroupedData.transformWithState`` in append mode without timers, and without pandas."""
+    if installed() < (4, 1):
+        raise ConfigError("Spark before 4.1 has no state for rows in Python; use a later one")
+    with extra("spark"):
+        import_module("google.protobuf")  # Spark's workers need it, and say so less clearly
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    grouped_: Any = grouped
+    frame, no_timers = grouped_._df, "None"
+    function: Any = UserDefinedFunction(
+        TransformWithStateInPandasUdfUtils(processor, no_timers).transformWithStateUDF,
+        returnType=schema,
+        evalType=PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF,
+    )
+    column = function(*(frame[name] for name in frame.columns))
+    session = grouped_.session
+    return DataFrame(
+        grouped_._jgd.transformWithStateInPySpark(
+            column._jc,
+            session._jsparkSession.parseDataType(schema.json()),
+            "Append",
+            no_timers,
+            None,
+            "",
+        ),
+        session,
+    )
+
+
+def worker_python(directory: Path | None = None) -> str:
+    """The interpreter for Spark's workers: this one, behind a script as described above.
+
+    The script is written to ``directory``, by default in the user's cache. If it cannot be written
+    or executed, or Spark itself is imported from an archive, the plain interpreter is returned.
+    """
+    import pyspark
+
+    if not Path(pyspark.__file__).is_file():
+        return sys.executable
+    content = _WRAPPER.format(python=shlex.quote(sys.executable))
+    # one file per interpreter, so that two interpreters do not overwrite each other's
+    name = f"spark-python-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    for place in (directory or _cache_directory(), None):
+        try:
+            script = (_own(place) if place is not None else _passing_directory()) / name
+            _write_if_different(script, content)
+        except OSError:
+            continue
+        if os.access(script, os.X_OK):
+            return str(script)
+    return sys.executable
+
+
+def _cache_directory() -> Path | None:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upriver"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _own(directory: Path) -> Path:
+    """Creates a directory, and checks that other users cannot write to it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = directory.stat()
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise PermissionError(f"other users may write to {directory}")
+    return directory
+
+
+def _passing_directory() -> Path:
+    """A temporary directory that is removed when this process ends."""
+    directory = tempfile.mkdtemp(prefix="upriver-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
+def _write_if_different(script: Path, content: str) -> None:
+    if script.is_file() and script.read_text() == content:
+        return
+    handle, draft = tempfile.mkstemp(dir=script.parent, prefix=f"{script.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+        os.chmod(draft, 0o700)
+        os.replace(draft, script)
+    except OSError:
+        os.unlink(draft)
+        raise

@@ -1,0 +1,64 @@
+"""Which Spark is installed, and what that version can do for a Python data source.
+
+Spark 3 has no Python data sources. Spark 4.0 and 4.1 do not tell a stream where a batch starts and
+how much it may read: `remembering_reader` keeps both itself. `docs/reference/spark-versions.md` has
+the whole table. Importing this module imports no part of Spark but its version.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..._extras import extra
+from ...errors import ConfigError
+
+__all__ = [
+    "FIRST",
+    "LAST",
+    "has_admission_control",
+    "has_arrow_stream_writer",
+    "has_filter_classes",
+    "installed",
+    "require_supported",
+]
+
+#: The first and the last version that the tests run with (`make matrix`).
+FIRST: Final = (4, 0)
+LAST: Final = (4, 3)
+
+
+def installed() -> tuple[int, int]:
+    """The installed version of Spark, as major and minor; MissingExtra if there is none."""
+    with extra("spark"):
+        from pyspark import __version__
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def require_supported() -> None:
+    """Raises ConfigError if the installed Spark is too old; newer ones than `LAST` are tried."""
+    version = installed()
+    if version < FIRST:
+        raise ConfigError(
+            f"Spark {_text(version)} has no Python data sources: Upriver needs Spark "
+            f"{_text(FIRST)} to {_text(LAST)} (pip install 'upriver[spark]')"
+        )
+
+
+def has_filter_classes() -> bool:
+    """Whether Spark can push filters down to a Python data source at all."""
+    return installed() >= (4, 1)
+
+
+def has_admission_control() -> bool:
+    """Whether a stream is told the start of a batch and its limit, and Trigger.AvailableNow."""
+    return installed() >= (4, 2)
+
+
+def has_arrow_stream_writer() -> bool:
+    """Whether a stream can be written as Arrow batches."""
+    return installed() >= (4, 1)
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

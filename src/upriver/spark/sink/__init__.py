@@ -1,0 +1,1 @@
+"""The sink ``dcp``: rows of DataFrames become edits of documents."""

@@ -1,0 +1,78 @@
+"""Removes documents that a source has lost: those that its ``restated`` rows do not name.
+
+The keys of the target are read from its own change stream, without values, in the vbuckets that
+can have keys of the source's. All documents of the restated collections count as copies of the
+source's, so a target has one source.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ...consumer.client import Consumer
+from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.topology.cluster_map import vbucket_of
+from ...consumer.writing.document_edits import removal, restored_removal
+from ...consumer.writing.writer import Writer
+from ...model import Op
+from ..options import WriteOptions
+from ..source.restate import Restated
+from .row_edits import FENCE_PREFIX
+
+__all__ = ["remove_others"]
+
+
+def remove_others(
+    options: WriteOptions,
+    opened: Writer,
+    restated: Mapping[int, Sequence[Restated]],
+    *,
+    has_metadata: bool,
+) -> None:
+    """Removes what is not restated, by collection id.
+
+    ``has_metadata``: documents have the CAS and the revision of their source.
+    """
+    now = int(time.time())
+    for collection, key in sorted(_others(options, opened, restated)):
+        opened.put(
+            restored_removal(key, now=now, collection=collection)
+            if has_metadata
+            else removal(key, collection=collection)
+        )
+    opened.flush()
+
+
+def _others(
+    options: WriteOptions, opened: Writer, restated: Mapping[int, Sequence[Restated]]
+) -> set[tuple[int, bytes]]:
+    """The documents that the target has and the source has not."""
+    told: dict[tuple[int, int, int], list[Restated]] = {}
+    for collection, some in restated.items():
+        for one in some:
+            told.setdefault((collection, one.vbuckets, one.vbucket), []).append(one)
+    counts = {count for _, count, _ in told}
+    settings = ConsumerSettings(
+        vbuckets=frozenset(vb for _, _, vb in told) if counts == {opened.vbuckets} else None,
+        end="now",
+        values=False,
+        connect_timeout=options.connect_timeout,
+        answer_timeout=options.request_timeout,
+        wait_at_start=options.retry_timeout,
+        give_up_after=options.retry_timeout,
+    )
+    found: set[tuple[int, bytes]] = set()
+    with Consumer(options.source, access=options.access, settings=settings) as consumer:
+        for batch in consumer.batches():
+            columns = (batch.column(name).to_pylist() for name in ("op", "collection", "key"))
+            for op, collection, key in zip(*columns, strict=True):
+                if op != Op.MUTATION.value:
+                    found.discard((collection, key))
+                elif not key.startswith(FENCE_PREFIX) and any(
+                    one.excludes(key)
+                    for count in counts
+                    for one in told.get((collection, count, vbucket_of(key, count)), ())
+                ):
+                    found.add((collection, key))
+    return found

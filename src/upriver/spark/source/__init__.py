@@ -1,0 +1,1 @@
+"""The source ``dcp``: offsets, planning in the driver, and reading in tasks."""

@@ -1,0 +1,169 @@
+"""The streaming read as Spark drives it: offsets out, partitions out, rows out.
+
+Spark makes three of these: one in a process beside the driver, which lives as long as the query and
+plans; one that is pickled; and one in every task, which reads. Only plain options are pickled. How
+Spark asks for the end of the next batch depends on its version: `admitting_reader` for Spark 4.2
+and later, `remembering_reader` for 4.0 and 4.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from ...consumer.transport.connection_string import Address
+from ..options import ReadOptions
+from ..runtime.spark_versions import has_admission_control
+from .admission import Limits
+from .offsets import Offset
+from .stream_driver import Driver
+from .task_reader import read_steps
+from .task_steps import ReadStep, partition, steps_between
+
+__all__ = ["DcpStreamReader", "StepsPartition", "groups_for", "stream_reader"]
+
+
+#: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
+#: all the others wait with it.
+_PATIENCE: Final = 1.0
+
+
+def _nowhere(vbucket: int, seqno: int) -> bool:
+    """To which places a sink without history can be restored."""
+    return False
+
+
+class StepsPartition(InputPartition):
+    """The work of one task, and the nodes that the cluster has by now."""
+
+    def __init__(self, steps: Sequence[ReadStep], nodes: Sequence[Address] = ()) -> None:
+        super().__init__(None)
+        self.steps = tuple(steps)
+        self.nodes = tuple(nodes)
+
+    def options(self, planned: ReadOptions) -> ReadOptions:
+        """The options of the read for this task: it finds the cluster if its named host died."""
+        return replace(planned, source=planned.source.knowing(self.nodes))
+
+
+def groups_for(
+    options: ReadOptions, nodes: int, steps: Sequence[ReadStep]
+) -> list[tuple[ReadStep, ...]]:
+    """The steps of a batch for as many tasks as were asked for, or as can be busy."""
+    least = options.min_partitions or 1
+    most = options.num_partitions or max(2 * nodes, os.cpu_count() or 1)
+    return partition(steps, max(most, least), least=least)
+
+
+class DcpStreamReader(DataSourceStreamReader):
+    """Reads the changes of a bucket, batch after batch; the base of the two kinds of reader."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._driver: Driver | None = None
+        #: The end of the batch that was planned last, which is not replayed.
+        self._planned: dict[str, Any] | None = None
+        self._reached: Offset | None = None
+        #: The newest offsets as Spark has them: it gives each back several times.
+        self._known: list[tuple[dict[str, Any], Offset]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        at_work = dict.fromkeys(("_driver", "_planned", "_reached"))
+        return {**self.__dict__, **at_work, "_known": []}
+
+    @property
+    def _at_work(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self._options, patience=_PATIENCE)
+        return self._driver
+
+    # ---- planning ------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Nothing is decided yet: Spark asks twice and keeps neither answer."""
+        return {}
+
+    def _next(
+        self, start: dict[str, Any], previous: Offset, limits: Limits, patience: float
+    ) -> dict[str, Any]:
+        """The end of the batch after ``previous``, which Spark has as ``start``."""
+        planned = self._at_work.next_offset(
+            previous,
+            limits,
+            patience=patience,
+            can_restore=_nowhere if self._options.restate_on_rollback else None,
+        )
+        self._reached = planned
+        # what is equal must be the same text, and it is if it is the same object
+        self._planned = start if planned is previous else self._told(planned)
+        return self._planned
+
+    def _told(self, offset: Offset) -> dict[str, Any]:
+        """An offset for Spark, which is remembered."""
+        told = offset.to_dict()
+        self._known = [*self._known[-1:], (told, offset)]
+        return told
+
+    def _offset(self, stored: dict[str, Any]) -> Offset | None:
+        """An offset that Spark gives back; None if nothing was decided yet."""
+        source = self._at_work.identity()  # it may be another bucket of that name by now
+        for told, offset in self._known:
+            if offset.source == source and told == stored:
+                return offset
+        found = self._at_work.offset_of(stored)
+        if found is not None:
+            self._known = [*self._known[-1:], (stored, found)]
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[StepsPartition]:
+        driver = self._at_work
+        last = self._offset(end)
+        if last is None:
+            return []
+        first = self._offset(start) or self._before_first(last)
+        branches = None if end == self._planned else driver.newest_branches(last)
+        steps = steps_between(first, last, branches)
+        if self._options.restate_on_rollback and branches:
+            # on a branch that is gone nothing can be restated: the next plan does it
+            steps = tuple(
+                step
+                for step in steps
+                if not step.rolls_back
+                or branches.get(step.vbucket, step.offset.vbuuid) == step.offset.vbuuid
+            )
+        groups = groups_for(self._options, driver.nodes(), steps)
+        return [StepsPartition(group, driver.addresses) for group in groups]
+
+    def _before_first(self, end: Offset) -> Offset | None:
+        """What the first batch of a query follows; None if its end tells all."""
+        raise NotImplementedError
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: what a server keeps does not depend on its readers."""
+
+    def stop(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StepsPartition)
+        return read_steps(partition.options(self._options), partition.steps)
+
+
+def stream_reader(options: ReadOptions) -> DcpStreamReader:
+    """The reader for the installed Spark."""
+    if has_admission_control():
+        from .admitting_reader import AdmittingStreamReader
+
+        return AdmittingStreamReader(options)
+    from .remembering_reader import RememberingStreamReader
+
+    return RememberingStreamReader(options)

@@ -1,0 +1,296 @@
+"""What a task does: reads its steps and turns what comes into rows.
+
+A task has one consumer for all its vbuckets. A cut connection is mended inside of it; a vbucket
+whose history has left the branch that was planned is read no further (`reading.judge`), and one
+that is served by a node that has not heard of that branch yet is looked for again. Rows are made
+by `rows`; Spark is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...consumer.client import Consumer
+from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.topology.seqno_survey import Survey
+from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
+from ...model import NO_END, FailoverLog
+from ...session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
+from ...session.stream_position import Position
+from ...wire import messages as m
+from ..options import ReadOptions
+from .collection_events import CollectionLog
+from .consumer_cache import CacheKey, consumer_for, keep
+from .pushdown_filters import PushedFilters
+from .restate import Restatement
+from .row_schema import RowBuilder
+from .task_steps import ReadStep, StepVerdict, judge
+
+__all__ = ["read_steps", "read_whole_snapshots"]
+
+_VBUCKETS: Final = 1 << 16
+#: Seconds between two attempts to find a node that knows a branch.
+_PAUSE: Final = 0.2
+#: Seconds for the map of a cluster to get about: until then a node may be missing in all maps.
+_MAP_SECONDS: Final = 3.0
+
+
+def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
+    """The settings of a consumer that reads for Spark."""
+    return ConsumerSettings(
+        collections=options.collections,
+        scope=options.scope,
+        values=options.rows.values,
+        xattrs=options.rows.xattrs,
+        compression=options.compression,
+        decompress=False,  # rows unpack what they are asked to
+        buffer=options.buffer,
+        connect_timeout=options.connect_timeout,
+        answer_timeout=options.request_timeout,
+        wait_at_start=options.retry_timeout,
+        give_up_after=options.retry_timeout,
+        **chosen,  # type: ignore[arg-type]
+    )
+
+
+def read_steps(
+    options: ReadOptions,
+    steps: Sequence[ReadStep],
+    skipped: set[int] | None = None,
+    log: CollectionLog | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some steps of a batch.
+
+    Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
+    ``log`` is told what happened to collections.
+    """
+    log = log if log is not None else CollectionLog()
+    names = _CollectionNames(log)
+    builder = _builder(options, steps, names)
+    rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
+    restatement = None
+    if rollbacks and options.restate_on_rollback:
+        # a batch may have been planned before the option was given
+        steps = [step.from_the_beginning() if step.rolls_back else step for step in steps]
+        restatement = Restatement(
+            options.rows, {step.vbucket: step for step in steps if step.rolls_back}
+        )
+    elif rollbacks:
+        yield builder.rollbacks(rollbacks)
+    whole = frozenset(restatement.steps if restatement is not None else ())
+    left: set[int] = set() if skipped is None else skipped
+    wanted = {step.vbucket: step for step in steps if step.has_range}
+    positions = {vb: _position(step) for vb, step in wanted.items()}
+    anew = False
+    since = 0.0
+    while positions:
+        attempt = _Attempt(options, wanted, positions, names, log, anew=anew, whole=whole)
+        for batch in attempt.batches():
+            for rows in builder.changes(batch):
+                yield rows if restatement is None else restatement.restate(rows)
+        positions = attempt.not_found
+        left |= attempt.left_behind
+        if positions:
+            vbucket = next(iter(positions))
+            since = since or time.monotonic()
+            waited = time.monotonic() - since
+            if waited >= options.retry_timeout or (
+                waited >= _MAP_SECONDS and _is_gone(options, wanted[vbucket])
+            ):
+                raise UpriverError(
+                    f"DCP-UNKNOWN-BRANCH vb={vbucket}: no node has the branch "
+                    f"{wanted[vbucket].offset.vbuuid:#x} that the batch was planned for"
+                )
+            time.sleep(_PAUSE)
+            anew = True  # with the newest map
+    if restatement is not None:
+        with _survey(options) as survey:
+            count, collections = len(survey.map().vbuckets), survey.collections()
+        chosen = collections.live(options.collections, options.scope)
+        named = [collections.names(number) for number in chosen]
+        yield from restatement.finished(whole - left, count, named)
+
+
+def _survey(options: ReadOptions, patience: float = 0.0) -> Survey:
+    return Survey(
+        options.source,
+        options.access,
+        timeout=options.request_timeout,
+        patience=patience,
+        collections=options.collections,
+        scope=options.scope,
+    )
+
+
+def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
+    """Whether all nodes answer, and none has the step's branch in its history."""
+    try:
+        with _survey(options) as survey:
+            return step.offset.vbuuid not in survey.known_branches(step.vbucket)
+    except UpriverError:
+        return False  # who does not answer may have it
+
+
+def read_whole_snapshots(
+    options: ReadOptions, steps: Sequence[ReadStep], wanted: PushedFilters
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a batch read: everything up to now, or exactly what was asked for."""
+    names = _CollectionNames(CollectionLog())
+    builder = _builder(options, steps, names)
+    rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
+    if rollbacks:
+        yield builder.rollbacks(rollbacks)
+    positions = {step.vbucket: _position(step) for step in steps if step.has_range}
+    if not positions:
+        return
+    exact = options.ending is not None or wanted.ends
+    ends = {step.vbucket: step.end for step in steps}
+    with _survey(options, options.retry_timeout) as survey:
+        # after a failover there may be less than was planned, and a stream would wait for it
+        highs = survey.high_seqnos()
+    if missing := sorted(positions.keys() - highs.keys()):
+        raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
+    until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
+    settings = _settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
+    with Consumer(options.source, access=options.access, settings=settings) as consumer:
+        names.consumer = consumer
+        for event in consumer.events():
+            if isinstance(event, StreamOpened):
+                builder.on_branch(event.vbucket, event.log.newest.vbuuid)
+            elif isinstance(event, Rows):
+                batch = _up_to(event.batch, _as_array(until)) if exact else event.batch
+                yield from builder.changes(wanted.rows(batch))
+
+
+def _position(step: ReadStep) -> Position:
+    return Position(step.offset, FailoverLog.of((step.offset.vbuuid, 0)))
+
+
+class _CollectionNames:
+    """What collections are called, as the consumer of the moment knows them."""
+
+    def __init__(self, log: CollectionLog) -> None:
+        self.consumer: Consumer | None = None
+        self._log = log
+
+    def __call__(self, number: int) -> tuple[str | None, str]:
+        """LookupError if neither the server nor the reader has heard of it."""
+        found = self._log.known.get(number)
+        if self.consumer is not None:
+            with suppress(RemoteProtocolError):  # it was dropped before the consumer came
+                found = self.consumer.collections.names(number)
+        self._log.met[number] = found or (None, f"{number:#x}")
+        if found is None:
+            raise LookupError(number)
+        return found
+
+
+class _Attempt:
+    """One consumer's work on the steps, or on what is left of them."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        steps: dict[int, ReadStep],
+        positions: dict[int, Position],
+        names: _CollectionNames,
+        log: CollectionLog,
+        *,
+        anew: bool,
+        whole: frozenset[int],
+    ) -> None:
+        self._cache_key = CacheKey(
+            options.source, options.access, _settings(options, rollback=RollbackPolicy.STOP)
+        )
+        self._anew = anew
+        self._steps = steps
+        self._positions = positions
+        self._names = names
+        #: Read to the end of a snapshot, so that no key is missing because it moved on.
+        self._whole = whole
+        #: Vbuckets that were not read to their end, because their branch is gone.
+        self.left_behind: set[int] = set()
+        self._log = log
+        #: Where reading must go on, on a node that knows the branch.
+        self.not_found: dict[int, Position] = {}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        ends = {vb: self._steps[vb].end for vb in self._positions}
+        last = _as_array({vb: NO_END if vb in self._whole else end for vb, end in ends.items()})
+        consumer = consumer_for(self._cache_key, self._positions, ends, anew=self._anew)
+        undisturbed = True
+        try:
+            self._names.consumer = consumer
+            for event in consumer.events():
+                if isinstance(event, Rows):
+                    yield _up_to(event.batch, last)
+                elif isinstance(event, RolledBack):
+                    undisturbed = False
+                    self._left(event)
+                elif isinstance(event, SystemHappened):
+                    self._happened(event)
+        finally:
+            if consumer.finished and undisturbed:
+                keep(self._cache_key, consumer)
+            else:
+                consumer.close()
+
+    def _happened(self, happened: SystemHappened) -> None:
+        """A collection began or ended: what is older of its name is gone."""
+        event = happened.event
+        if isinstance(event, m.CollectionCreated | m.CollectionDropped) and self._steps[
+            happened.vbucket
+        ].wants(event.seqno):
+            self._log.happened(
+                happened.vbucket,
+                event.seqno,
+                event.collection,
+                self._names,
+                dropped=isinstance(event, m.CollectionDropped),
+            )
+
+    def _left(self, event: RolledBack) -> None:
+        """A vbucket is not to be read any further here."""
+        step = self._steps[event.vbucket]
+        asked = replace(step.offset, seqno=event.from_seqno)
+        verdict = judge(step, asked, event.served, granted=False)
+        if verdict is StepVerdict.SKIP:
+            self.left_behind.add(event.vbucket)
+        elif verdict is StepVerdict.RETRY:
+            self.not_found[event.vbucket] = event.to
+        elif verdict is StepVerdict.START_OVER:
+            raise RollbackRequired(
+                vbucket=event.vbucket, seqno=step.start, reason=event.reason.value
+            )
+
+
+def _builder(
+    options: ReadOptions, steps: Sequence[ReadStep], names: _CollectionNames
+) -> RowBuilder:
+    return RowBuilder(
+        options.rows,
+        branches={step.vbucket: step.branch for step in steps},
+        vbuuids={step.vbucket: step.offset.vbuuid for step in steps},
+        names=names,
+    )
+
+
+def _as_array(seqnos: Mapping[int, int]) -> npt.NDArray[np.uint64]:
+    by_vbucket = np.zeros(_VBUCKETS, np.uint64)
+    for vbucket, seqno in seqnos.items():
+        by_vbucket[vbucket] = seqno
+    return by_vbucket
+
+
+def _up_to(batch: pa.RecordBatch, ends: npt.NDArray[np.uint64]) -> pa.RecordBatch:
+    """The rows that belong to their steps: snapshots go on beyond."""
+    within = batch.column("seqno").to_numpy() <= ends[batch.column("vbucket").to_numpy()]
+    return batch if within.all() else batch.filter(pa.array(within))

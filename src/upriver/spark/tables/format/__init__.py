@@ -1,0 +1,1 @@
+"""The files of a Delta table: log, checkpoints, data files, vectors, key index."""

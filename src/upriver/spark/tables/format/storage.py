@@ -1,0 +1,322 @@
+"""Where a table's files are: a directory, or a prefix of an object store, through one interface.
+
+    /data/documents, file:///data/documents, s3://bucket/path, az://container/path,
+    abfss://container@account.dfs.core.windows.net/path, gs://bucket/path
+
+Options and credentials are those that `deltalake` takes (``AWS_ENDPOINT_URL``,
+``AZURE_STORAGE_ACCOUNT_KEY``, ...). They come from the driver's environment and from the option
+``storageOptions``, which wins; they are sent to the executors and never written anywhere.
+
+Files never change once they are written, so nothing has to be renamed: names are unique, and only
+what a commit names counts. A commit and a lease are files that are created only if nobody else has
+created them before.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from ...._extras import extra
+from ....errors import ConfigError, UpriverError
+
+with extra("spark"):
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, BaseError
+    from obstore.store import LocalStore, from_url
+
+__all__ = ["FileGone", "Storage", "StorageFailed", "StoredFile"]
+
+#: Its options are typed for each kind of store, and ours are of any.
+_from_url: Any = from_url
+
+_SCHEMES: Final = frozenset({"s3", "s3a", "az", "azure", "adl", "abfs", "abfss", "gs"})
+#: Variables of the environment that a store of a kind is configured by.
+_VARIABLES: Final = {
+    "AWS_": frozenset(
+        {
+            *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"),
+            *("AWS_DEFAULT_REGION", "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"),
+            *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+            *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+            *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
+            *("AWS_SKIP_SIGNATURE", "AWS_UNSIGNED_PAYLOAD", "AWS_REQUEST_PAYER"),
+        }
+    ),
+    "AZURE_": frozenset(
+        {
+            *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
+            *("AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET"),
+            *("AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"),
+            *("AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_STORAGE_ENDPOINT"),
+            *("AZURE_STORAGE_USE_EMULATOR", "AZURE_USE_AZURE_CLI", "AZURE_ALLOW_HTTP"),
+        }
+    ),
+    "GOOGLE_": frozenset(
+        {
+            *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+            *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+        }
+    ),
+}
+#: Options that belong to the HTTP client, and not to one kind of store.
+_CLIENT: Final = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "http1_only",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "timeout",
+        "user_agent",
+    }
+)
+#: Options that only `deltalake` knows.
+_DELTALAKE_ONLY: Final = frozenset(
+    {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "allow_unsafe_rename"}
+)
+#: Deleted by one call; stores take at most this many.
+_DELETED_AT_ONCE: Final = 1000
+
+
+class StorageFailed(UpriverError):
+    """A store refused a request or did not answer."""
+
+
+class FileGone(UpriverError):
+    """A file that the table's log names is not there any more."""
+
+    @classmethod
+    def at(cls, storage: Storage, path: str) -> Self:
+        return cls(
+            f"{storage.url}/{path} is gone, though the table's log names it: another program has "
+            "deleted it; put it back, or let the pipeline make a new table"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as a listing tells of it."""
+
+    #: Relative to the storage.
+    path: str
+    size: int
+    modified: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A directory or a prefix. It can be pickled; every process makes its own connections."""
+
+    url: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        text: str | os.PathLike[str],
+        options: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """A path or an address; ConfigError for what is neither."""
+        text = os.fspath(text)
+        scheme, separator, rest = text.partition("://")
+        if text.startswith("file:"):
+            text, separator = unquote(urlsplit(text).path), ""
+        if not text:
+            raise ConfigError("table: give a directory, or an address such as s3://bucket/path")
+        if not separator:
+            return cls(str(Path(text).absolute()))
+        if scheme not in _SCHEMES or not rest.strip("/"):
+            raise ConfigError(
+                f"table: {text!r} is no place for a table; give a directory, s3://bucket/path, "
+                "az://container/path, abfss://container@account.dfs.core.windows.net/path or "
+                "gs://bucket/path"
+            )
+        known = _VARIABLES[_prefix(text)]
+        chosen = {name: value for name, value in environ.items() if name in known and value}
+        chosen |= dict(options or {})
+        return cls(text.rstrip("/"), tuple(sorted(chosen.items())))
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.url
+
+    @property
+    def path(self) -> Path:
+        """The directory; ConfigError for an object store."""
+        if not self.is_local:
+            raise ConfigError(f"{self.url} is no directory of this machine")
+        return Path(self.url)
+
+    def under(self, name: str) -> Storage:
+        """A directory or prefix in this one."""
+        return Storage(f"{self.url}/{name}", self.options)
+
+    def deltalake_options(self) -> dict[str, str]:
+        return dict(self.options)
+
+    # ---- files ---------------------------------------------------------------------------
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a file unless there is one; says whether it has."""
+        with self._translated(path, writing=True):
+            try:
+                obstore.put(self._store, path, data, mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def put(self, path: str, data: bytes | Path) -> None:
+        """Writes a file, or replaces it."""
+        with self._translated(path, writing=True):
+            obstore.put(self._store, path, data)
+
+    def read(self, path: str) -> bytes:
+        """All of a file; FileNotFoundError if there is none."""
+        with self._translated(path):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        with self._translated(path):
+            return bytes(obstore.get_range(self._store, path, start=start, length=length))
+
+    def source(self, path: str) -> Any:
+        """A file for pyarrow to read, mapped if it is local, else in memory; or FileGone."""
+        try:
+            if self.is_local:
+                return pa.memory_map(str(self.path / path))
+            return pa.BufferReader(self.read(path))
+        except FileNotFoundError:
+            raise FileGone.at(self, path) from None
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Path]:
+        """A local file to write; what is in it when the block ends is at ``path``."""
+        if self.is_local:
+            place = self.path / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            yield place
+            return
+        with tempfile.TemporaryDirectory(prefix="upriver-") as directory:
+            draft = Path(directory) / "file"
+            yield draft
+            self.put(path, draft)
+
+    def exists(self, path: str) -> bool:
+        try:
+            with self._translated(path):
+                obstore.head(self._store, path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def files(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+        """Files below a prefix, at any depth; ``after`` skips names up to that one."""
+        if self.is_local and not self.path.is_dir():
+            return
+        with self._translated(prefix):
+            for chunk in obstore.list(self._store, prefix or None, offset=after):
+                for one in chunk:
+                    yield StoredFile(one["path"], one["size"], one["last_modified"])
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of directories right below a prefix."""
+        if self.is_local and not (self.path / prefix).is_dir():
+            return []
+        with self._translated(prefix):
+            found = obstore.list_with_delimiter(self._store, prefix or None)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+
+    def delete(self, paths: Iterable[str]) -> int:
+        """Deletes files, and does not mind those that are gone."""
+        wanted = sorted(paths)
+        for at in range(0, len(wanted), _DELETED_AT_ONCE):
+            some = wanted[at : at + _DELETED_AT_ONCE]
+            with self._translated(some[0]):
+                if not self.is_local:
+                    obstore.delete(self._store, some)
+                    continue
+                for path in some:
+                    (self.path / path).unlink(missing_ok=True)
+        return len(wanted)
+
+    @property
+    def _store(self) -> Any:
+        return _store(self.url, self.options)
+
+    @contextmanager
+    def _translated(self, path: str, *, writing: bool = False) -> Iterator[None]:
+        """The store's errors as ours, with the address and without credentials."""
+        try:
+            yield
+        except BaseError as problem:
+            raise self._refused(path, problem) from None
+        except FileNotFoundError as problem:
+            if writing:  # there is no such bucket
+                raise self._refused(path, problem) from None
+            raise
+        except NotADirectoryError:
+            raise FileNotFoundError(f"{self.url}/{path}") from None
+        except PermissionError:
+            raise StorageFailed(f"{self.url}/{path}: permission denied") from None
+
+    def _refused(self, path: str, problem: Exception) -> StorageFailed:
+        lines = (line for line in str(problem).splitlines() if line.strip())
+        said = next(lines, type(problem).__name__)
+        return StorageFailed(
+            f"{self.url}/{path}: the store refused: {said[:500]}; check the address, the network "
+            "and the credentials (environment or storageOptions)"
+        )
+
+
+@lru_cache(maxsize=64)
+def _store(url: str, options: tuple[tuple[str, str], ...]) -> Any:
+    if "://" not in url:
+        try:
+            return LocalStore(url, mkdir=True)
+        except (BaseError, OSError) as problem:
+            raise ConfigError(
+                f"table: {url} cannot be a directory: {problem}; give another path"
+            ) from None
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    for name, value in options:
+        plain = name.lower()
+        short = plain.removeprefix("aws_").removeprefix("azure_").removeprefix("google_")
+        if short in _CLIENT:
+            client[short] = value.lower() == "true" if value.lower() in ("true", "false") else value
+        elif plain not in _DELTALAKE_ONLY and _belongs(plain, url):
+            config[plain] = value
+    try:
+        return _from_url(url, config=config, client_options=client)
+    except (BaseError, ValueError, TypeError) as problem:
+        raise ConfigError(
+            f"table: {url} cannot be opened: {str(problem).splitlines()[0]}; check the address, "
+            "storageOptions and the variables of the environment"
+        ) from None
+
+
+def _belongs(name: str, url: str) -> bool:
+    """Whether an option is of the store's own kind: others' are refused by it."""
+    others = [prefix.lower() for prefix in _VARIABLES if prefix != _prefix(url)]
+    return not name.startswith(tuple(others))
+
+
+def _prefix(url: str) -> str:
+    """What the names of a store's variables begin with."""
+    kind = url.partition("://")[0]
+    return {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_"}.get(kind, "AZURE_")

@@ -1,0 +1,1 @@
+"""The rows of a mirror: columns of JSON values and of document keys."""

@@ -1,0 +1,283 @@
+"""What a row of a mirror looks like, and how tasks make such rows of changes.
+
+    key, parts of the key, value | one column for each member of a schema, cas, seqno, rev, flags,
+    expiry, datatype, vbucket, scope, collection, event_time, branch, vbucket_group
+
+Values are bytes, text, or columns. What is no text, or no JSON object, is null there and keeps its
+bytes in ``_corrupt_record``; members that do not fit their columns are in ``_rescued``, as JSON.
+With `keep_deleted` there is ``deleted``.
+
+The columns of a schema may follow the documents: what tasks have seen that the schema lacks makes
+a wider shape (`MirrorShape.grown`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ....errors import ConfigError
+from ....model import Op
+from ...options import ReadOptions
+from ..format.data_files import GROUP
+from .json_columns import JsonColumns
+from .json_types import VOID, Type, count, merged, settled
+from .key_columns import KeyColumns
+
+__all__ = ["CORRUPT", "LETTERS", "NO_COLUMNS", "RESCUED", "MirrorShape", "ShapedRows"]
+
+CORRUPT: Final = "_corrupt_record"
+RESCUED: Final = "_rescued"
+#: The schema from which columns that follow documents begin.
+NO_COLUMNS: Final = '{"type":"struct","fields":[]}'
+#: Columns, with the members of structs, that follow documents; further members are rescued.
+_MOST_COLUMNS: Final = 2_000
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_METADATA: Final[dict[str, Any]] = {
+    "cas": pa.int64(),
+    "seqno": pa.int64(),
+    "rev": pa.int64(),
+    "flags": pa.int64(),
+    "expiry": _TIMESTAMP,
+    "datatype": pa.int32(),
+    "vbucket": pa.int32(),
+    "scope": pa.string(),
+    "collection": pa.string(),
+    "event_time": _TIMESTAMP,
+    "branch": pa.int32(),
+}
+_OURS: Final = frozenset({"key", *_METADATA, GROUP, CORRUPT, RESCUED, "gone", "change", "deleted"})
+_TAKEN: Final = _OURS | {"value"}
+#: What is put aside of a change whose value does not fit the schema.
+LETTERS: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        *((name, _METADATA[name]) for name in ("vbucket", "seqno", "branch", "cas")),
+        *((name, pa.string()) for name in ("scope", "collection", "reason")),
+        ("value", pa.binary()),
+    ]
+)
+
+
+@dataclass(slots=True)
+class ShapedRows:
+    """The rows of some changes."""
+
+    rows: pa.RecordBatch
+    #: Which of them the table has.
+    is_row: npt.NDArray[np.bool_]
+    #: What does not fit the schema.
+    letters: pa.RecordBatch | None = None
+    #: By name the types of members that the schema lacks.
+    seen: dict[str, Type] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorShape:
+    """How documents become rows."""
+
+    #: Whether values are text.
+    text: bool = False
+    #: The members that values have, as Spark's JSON of a schema; empty if values stay whole.
+    schema: str = ""
+    keep_deleted: bool = False
+    #: How many numbers `vbucket_group` has.
+    groups: int = 64
+    #: Whether members that do not fit are rescued; tables of earlier releases have no such column.
+    rescues: bool = False
+    #: Whether there are as many columns as there may be, so that further members are rescued.
+    full: bool = False
+    #: Whether columns follow documents, and may become text where documents disagree.
+    follows: bool = False
+    to_text: bool = False
+    keys: KeyColumns = field(default_factory=KeyColumns)
+    #: By column the member that it is taken from, if that has another name: a path with dots.
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.text and self.schema:
+            raise ConfigError("valueFormat and valueSchema contradict each other: give one of them")
+        for member in json.loads(self.schema)["fields"] if self.schema else ():
+            name = member["name"]
+            if name.lower() in self._taken:
+                raise ConfigError(
+                    f"valueSchema: a mirror has a column {name} already; leave that member out"
+                )
+        for part in self.keys.parts:
+            if part.lower() in _TAKEN:
+                raise ConfigError(f"keyPattern: a mirror has a column {part} already")
+        if self.sources and (self.follows or not self.schema):
+            raise ConfigError("rename needs columns that valueSchema names, such as 'who string'")
+        for column, _ in self.sources:
+            if column not in self._types:
+                raise ConfigError(f"rename: valueSchema has no column {column}")
+
+    def to_property(self) -> str:
+        """What a table remembers."""
+        told: dict[str, Any] = {
+            "valueFormat": "string" if self.text else "binary",
+            "valueSchema": self.schema,
+            "keepDeleted": self.keep_deleted,
+            "groups": self.groups,
+        }
+        told |= {"rescues": True} if self.rescues else {}
+        told |= {"follows": True} if self.follows else {}
+        told |= {"keyFormat": "string"} if self.keys.text else {}
+        told |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
+        told |= {"rename": dict(self.sources)} if self.sources else {}
+        return json.dumps(told | ({"full": True} if self.full else {}))
+
+    def to_json(self) -> str:
+        return json.dumps(json.loads(self.to_property()) | {"toText": self.to_text})
+
+    @classmethod
+    def of_json(cls, text: str) -> MirrorShape:
+        told = json.loads(text)
+        return cls(
+            text=told["valueFormat"] == "string",
+            schema=told["valueSchema"],
+            keep_deleted=told["keepDeleted"],
+            groups=told["groups"],
+            rescues=told.get("rescues", False),
+            full=told.get("full", False),
+            follows=told.get("follows", False),
+            to_text=told.get("toText", False),
+            keys=KeyColumns(told.get("keyFormat") == "string", told.get("keyPattern", "")),
+            sources=tuple(told.get("rename", {}).items()),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MirrorShape.of_json, (self.to_json(),)
+
+    def read_options(self, options: ReadOptions) -> ReadOptions:
+        """The source's options, so that it gives values as this shape wants them."""
+        corrupt = CORRUPT if self.text else None
+        return replace(options, rows=replace(options.rows, text=self.text, corrupt_column=corrupt))
+
+    @cached_property
+    def _members(self) -> JsonColumns | None:
+        if not self.schema:
+            return None
+        return JsonColumns(
+            self._types,
+            rescues=self.rescues,
+            follows=self.follows,
+            full=self.full,
+            sources=dict(self.sources),
+        )
+
+    @property
+    def _taken(self) -> frozenset[str]:
+        """Names that no member can have as a column, in lower case."""
+        return _TAKEN | {part.lower() for part in self.keys.parts}
+
+    @cached_property
+    def _types(self) -> dict[str, Type]:
+        fields = json.loads(self.schema)["fields"] if self.schema else ()
+        return {one["name"]: one["type"] for one in fields}
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of the table."""
+        columns: list[tuple[str, Any]] = self.keys.columns
+        if self._members is not None:
+            columns += [(member.name, member.type) for member in self._members.schema]
+        else:
+            columns.append(("value", pa.string() if self.text else pa.binary()))
+        if self.text or self.schema:
+            columns.append((CORRUPT, pa.binary()))
+        if self.rescues:
+            columns.append((RESCUED, pa.string()))
+        columns += _METADATA.items()
+        columns.append((GROUP, pa.int32()))
+        if self.keep_deleted:
+            columns.append(("deleted", pa.bool_()))
+        return pa.schema(columns)
+
+    def grown(self, found: Iterable[Mapping[str, Type]]) -> MirrorShape | None:
+        """The shape with columns for what was seen; None if that is this one."""
+        new: dict[str, Type] = {}
+        types = dict(self._types)
+        for seen in found:
+            for name, kind in seen.items():
+                if name in types:
+                    types[name] = settled(merged(types[name], kind, to_text=self.to_text))
+                else:
+                    new[name] = merged(new.get(name, VOID), kind, to_text=True)
+        lower = {name.lower() for name in types}
+        size = sum(map(count, types.values()))
+        full = self.full
+        for name in sorted(new):
+            kind = settled(new[name])
+            if size + count(kind) > _MOST_COLUMNS:
+                full = True
+            elif name.lower() not in lower:
+                lower.add(name.lower())
+                types[name] = kind
+                size += count(kind)
+        if types == self._types and full == self.full:
+            return None
+        fields = [
+            {"name": name, "type": kind, "nullable": True, "metadata": {}}
+            for name, kind in types.items()
+        ]
+        return replace(self, schema=json.dumps({"type": "struct", "fields": fields}), full=full)
+
+    def only_adds_to(self, before: MirrorShape) -> bool:
+        """Whether rows of the shape before are rows of this one, with nulls in new columns."""
+        same = replace(self, schema=before.schema, full=before.full) == before
+        return same and before._types.items() <= self._types.items()
+
+    def reasons(self, values: Any) -> list[str | None]:
+        """Why values do not fit; None for those that do."""
+        if self._members is None:
+            return [None] * len(values)
+        return self._members.parse(values, self._taken).reasons
+
+    def rows(self, changes: pa.RecordBatch) -> ShapedRows:
+        """The rows of changes."""
+        lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
+        columns = {name: changes.column(name) for name in _METADATA}
+        columns |= self.keys.of(changes.column("key"))
+        vbuckets = changes.column("vbucket").to_numpy()
+        columns[GROUP] = pa.array((vbuckets % self.groups).astype(np.int32))
+        made = ShapedRows(changes, np.ones(changes.num_rows, bool))
+        if self._members is not None:
+            values = pc.if_else(lives, changes.column("value"), pa.scalar(None, pa.binary()))
+            parsed = self._members.parse(values, self._taken)
+            columns |= parsed.columns
+            columns[CORRUPT] = parsed.corrupt
+            columns[RESCUED] = parsed.rescued
+            made.letters = _letters(changes, parsed.reasons)
+            made.seen = parsed.seen
+        else:
+            columns["value"] = changes.column("value")
+            if self.text:
+                columns[CORRUPT] = changes.column(CORRUPT)
+        if self.keep_deleted:
+            columns["deleted"] = pc.invert(lives)
+        else:
+            made.is_row = lives.to_numpy(zero_copy_only=False)
+        schema = self.arrow_schema
+        made.rows = pa.RecordBatch.from_arrays(
+            [columns[name] for name in schema.names], schema=schema
+        )
+        return made
+
+
+def _letters(changes: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch | None:
+    if not any(reasons):
+        return None
+    why = pa.array(reasons, pa.string())
+    told = {name: changes.column(name) for name in LETTERS.names if name != "reason"}
+    told["reason"] = why
+    rows = pa.RecordBatch.from_arrays([told[name] for name in LETTERS.names], schema=LETTERS)
+    return rows.filter(pc.is_valid(why))

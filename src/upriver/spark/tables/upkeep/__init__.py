@@ -1,0 +1,1 @@
+"""Upkeep of tables: compaction, retention, and both by hand."""

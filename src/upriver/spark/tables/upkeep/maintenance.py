@@ -1,0 +1,71 @@
+"""Care for tables by hand: small files become few, and files that nobody needs go.
+
+No row changes. A pipeline may run meanwhile, in this process or another; whoever commits second
+notices, and begins again from what the table is then.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ....errors import ConfigError
+from ..executors import ThisProcess
+from ..lease import Lease, held_lease
+from ..pipeline_start import held_properties
+from ..places import TablePlace
+from ..table_set import TableSet
+from .retention import Window
+
+__all__ = ["Cared", "compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cared:
+    """What was done for a table."""
+
+    path: str
+    files_before: int
+    files_after: int
+    vacuumed: int
+
+
+def compact(place: TablePlace, *, seconds: float) -> list[Cared]:
+    """Compacts every table there, and removes what only versions older than that need."""
+    if held_properties(place) is None:
+        raise ConfigError(f"there is no Delta table at {place}")
+    with ExitStack() as stack:
+        lease = None
+        with suppress(ConfigError):  # a pipeline runs: it decides itself which versions are kept
+            lease = stack.enter_context(held_lease(place.storage, wait=False))
+        tables = TableSet.open(place.storage, pa.schema([]), Window(seconds, 2**62))
+        if tables is None:
+            raise ConfigError(f"there is no table of a pipeline at {place}")
+        return _compacted(tables, lease, seconds)
+
+
+def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Cared]:
+    if lease is None and tables.per_collection:
+        raise ConfigError(
+            f"a pipeline is running on {tables.root.url}, and compacts its tables by itself"
+        )
+    for table in tables.data_tables().values():
+        tables.schema = table.snapshot.arrow_schema()
+    before = {name: len(table.files) for name, table in tables.all_tables().items()}
+    tables.apply_pending()
+    tables.compact(ThisProcess(), everything=True)
+    if lease is not None:
+        tables.let_go(lease, seconds)
+    tables.checkpoint(every=1)
+    gone = tables.vacuum()
+    return [
+        Cared(
+            f"{tables.root.url}/{name}" if name else tables.ledger.storage.url,
+            before.get(name, 0),
+            len(table.files),
+            gone.get(name, 0),
+        )
+        for name, table in tables.all_tables().items()
+    ]

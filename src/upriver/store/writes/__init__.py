@@ -1,0 +1,1 @@
+"""Writes to a bucket: operations on documents, replication, write groups and their commit."""
