@@ -137,7 +137,7 @@ class Client:
                 if kind != "get":
                     self.operations.append(operation)
                 return None
-            operation.returned = self._clock()
+            operation.returned, operation.port = self._clock(), connection.address.port
             if answer.status is Status.NOT_MY_VBUCKET:
                 self._learn(getattr(answer, "value", b""))
             if answer.status in _REFUSED:

@@ -19,8 +19,9 @@ from ...cluster.cluster_state import ClusterState, NodeEntry
 from ...cluster.manager import Manager
 from ...cluster.manager_commands import Commands
 from ...cluster.node_processes import Processes
+from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.transport.access import Access
-from ...errors import UpriverError
+from ...errors import ConfigError, UpriverError
 from ...model import VBucketState
 from ...producer.membership import Member
 from ...producer.server_settings import ServerSettings
@@ -29,8 +30,9 @@ from .history import Violation
 from .linearizability import LOSS, Operation
 from .node import Node
 from .plan import Plan, Scope
+from .reigns import Reigns
 from .scheduler import Process
-from .world import BUCKET, BUCKET_UUID, FAULTS, PATIENCE, World
+from .world import BUCKET, BUCKET_UUID, PATIENCE, World
 
 __all__ = ["CLUSTER", "ClusterWorld"]
 
@@ -38,7 +40,7 @@ __all__ = ["CLUSTER", "ClusterWorld"]
 CLUSTER: Final = Scope(
     name="cluster",
     nodes=3,
-    replicas=1,
+    replicas=(1, 1, 2),
     vbuckets=(1, 2),
     operations=30,
     faults=6,
@@ -51,7 +53,12 @@ CLUSTER: Final = Scope(
         "restart",
         "failover node",
         "failover node",
-        "failover node",
+        "cut off",
+        "cut off",
+        "cut off at commit",
+        "cut off at commit",
+        "lagging replica",
+        "lagging replica",
         "manager dies",
         "cut",
         "half-open",
@@ -65,17 +72,17 @@ CLUSTER: Final = Scope(
         "clock jump",
     ),
 )
+#: Where the manager's files are: in memory if possible, as they are synced often.
+_MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _CLUSTER_ID: Final = "fedcba9876543210fedcba9876543210"
 #: Seconds for which a node answers writes without a word of its manager.
 _LEASE: Final = 3.0
-#: Seconds until a node that was failed over is recovered.
-_RECOVERED_AFTER: Final = 8.0
 
 
 @lru_cache(maxsize=1)
 def _credentials() -> tuple[tempfile.TemporaryDirectory[str], Path, Access]:
     """The manager's credentials, made once for all worlds of this process: hashing takes long."""
-    home = tempfile.TemporaryDirectory(prefix="upriver-world-")
+    home = tempfile.TemporaryDirectory(prefix="upriver-world-", dir=_MEMORY)
     manager_credentials.make(Path(home.name), None)
     users, access = manager_credentials.read(Path(home.name))
     return home, users, access
@@ -85,13 +92,29 @@ class ClusterWorld(World):
     """A world whose nodes are a cluster."""
 
     def __init__(self, plan: Plan) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="upriver-world-")
+        self._home = tempfile.TemporaryDirectory(prefix="upriver-world-", dir=_MEMORY)
         self.directory = Path(self._home.name)
         _, self._users, self._manager_access = _credentials()
         super().__init__(plan)
         self.manager_process: Process | None = None
         self.manager: Manager | None = None
         self.commands: Commands | None = None
+        #: The commands of the manager that runs, until they are done.
+        self._under_way: set[asyncio.Task[None]] = set()
+        self.reigns = Reigns()
+        self.histories.on_promotion = self._promoted
+        #: Called once, with the node that commits the next change.
+        self.at_commit: Callable[[str], None] | None = None
+        self.histories.on_commit = self._committed
+
+    def _promoted(self, vbucket: int, node: str) -> None:
+        self.trace("promoted", vbucket, node)
+        self.reigns.begin(vbucket, node, self.moment())
+
+    def _committed(self, vbucket: int, node: str) -> None:
+        if self.at_commit is not None:
+            hit, self.at_commit = self.at_commit, None
+            hit(node)
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -125,9 +148,9 @@ class ClusterWorld(World):
         state = ClusterState(
             bucket=BUCKET,
             host="127.0.0.1",
-            replicas=self.plan.scope.replicas,
+            replicas=self.plan.replicas,
             nodes=tuple(NodeEntry(n.name, n.port) for n in self.nodes),
-            rows=placement.first_rows(names, self.plan.vbuckets, self.plan.scope.replicas),
+            rows=placement.first_rows(names, self.plan.vbuckets, self.plan.replicas),
             cluster=_CLUSTER_ID,
             bucket_uuid=BUCKET_UUID,
             lease=_LEASE,
@@ -151,13 +174,18 @@ class ClusterWorld(World):
             await self.manager.fenced.wait()
 
         self.manager = self.commands = None
+        self._under_way.clear()  # they ended with their manager
         process.spawn(manage())
 
     def _is_ready(self) -> bool:
-        """Whether every member has its map and lease, and every vbucket an active copy."""
+        """Whether every member has its map and lease, and every vbucket an active copy.
+
+        A command that is under way changes what they shall have.
+        """
         manager = self.manager
         return (
             manager is not None
+            and not self._under_way
             and manager.told_everybody() == len(manager.state.members)
             and all(self._active(vb) is not None for vb in range(self.plan.vbuckets))
         )
@@ -165,10 +193,10 @@ class ClusterWorld(World):
     def _active(self, vbucket: int) -> Node | None:
         manager = self.manager
         name = manager.state.rows[vbucket][0] if manager is not None else None
-        for node in self.nodes:
-            if node.name == name and node.bucket is not None and node.is_up:
-                return node if node.bucket.state(vbucket) is VBucketState.ACTIVE else None
-        return None
+        node = self.node(name) if name is not None else None
+        if node is None or node.bucket is None or not node.is_up:
+            return None
+        return node if node.bucket.state(vbucket) is VBucketState.ACTIVE else None
 
     def command(self, what: Callable[[Commands], object], name: str) -> asyncio.Task[None] | None:
         """Gives the manager a command; it may refuse it."""
@@ -181,7 +209,10 @@ class ClusterWorld(World):
                 await what(commands)  # type: ignore[misc]
                 self.trace("done", name)
 
-        return process.spawn(give())
+        task = process.spawn(give())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     def failover(self, name: str) -> None:
         moment = self.moment()
@@ -212,6 +243,28 @@ class ClusterWorld(World):
             status = {} if self.manager is None else self.manager.status("")
             raise Violation("a mended cluster comes back", str(status))
         super().come_to_rest()
+        if not self.scheduler.run(
+            lambda: not any(self._behind()), before=self.scheduler.now + PATIENCE
+        ):
+            raise Violation("replicas catch up", "; ".join(self._behind()))
+
+    def _behind(self) -> Iterator[str]:
+        """The replicas that do not have what their active copy has."""
+        assert self.manager is not None
+        for vbucket, row in enumerate(self.manager.state.rows):
+            wanted = self.bucket_of(vbucket).vbucket_stats(vbucket)
+            for name in filter(None, row[1:]):
+                bucket = self.node(name).bucket
+                has = None if bucket is None else bucket.vbucket_stats(vbucket)
+                if (
+                    has is None
+                    or has.state is not VBucketState.REPLICA
+                    or (has.vbuuid, has.high_seqno) != (wanted.vbuuid, wanted.high_seqno)
+                ):
+                    yield f"vbucket {vbucket} at {name}: {has}, and at {row[0]}: {wanted}"
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
 
     def bucket_of(self, vbucket: int) -> Bucket:
         node = self._active(vbucket)
@@ -223,6 +276,11 @@ class ClusterWorld(World):
         if not all(self._active(vb) for vb in range(self.plan.vbuckets)):
             return False
         return super().is_caught_up()
+
+    def counts_answer(self, operation: Operation) -> bool:
+        node = next((node.name for node in self.nodes if node.port == operation.port), "")
+        vbucket = vbucket_of(operation.key, self.plan.vbuckets)
+        return self.reigns.check(vbucket, node, operation)
 
     def check(self) -> None:
         super().check()
@@ -245,7 +303,7 @@ class _WorldProcesses(Processes):
         self._starting: set[str] = set()
 
     def _node(self, entry: NodeEntry) -> Node:
-        return next(node for node in self._world.nodes if node.name == entry.name)
+        return self._world.node(entry.name)
 
     def _reaches(self, entry: NodeEntry) -> bool:
         return not self._world.network.held_until("manager", entry.name)
@@ -278,6 +336,11 @@ class _WorldProcesses(Processes):
         if self._reaches(node):
             self._node(node).kill()
 
+    async def gone(self, node: NodeEntry) -> None:
+        if not self._reaches(node):
+            raise ConfigError(f"the machine of {node.name} cannot be reached")
+        await super().gone(node)
+
     async def stop(self, node: NodeEntry) -> None:
         self.kill(node)
 
@@ -290,22 +353,3 @@ class _Nobody:
 
     def waits(self, why: str) -> None:
         pass
-
-
-def _failover_node(world: World, which: int, seconds: float, amount: int) -> None:
-    assert isinstance(world, ClusterWorld)
-    name = world.nodes[which % len(world.nodes)].name
-    world.failover(name)
-    world.scheduler.after(_RECOVERED_AFTER + seconds, lambda: world.recover(name))
-
-
-def _manager_dies(world: World, which: int, seconds: float, amount: int) -> None:
-    assert isinstance(world, ClusterWorld)
-    if world.manager_process is not None:
-        world.manager_process.kill()
-        world.manager = world.commands = None
-        world.scheduler.after(seconds, world.start_manager)
-
-
-FAULTS["failover node"] = _failover_node
-FAULTS["manager dies"] = _manager_dies

@@ -7,6 +7,7 @@ readers were told with this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +75,9 @@ class Histories:
         self.branches: dict[tuple[int, int], Branch] = {}
         #: How many changes were committed.
         self.committed = 0
+        #: Called with a vbucket and a node whose copy becomes active, or commits a change.
+        self.on_promotion: Callable[[int, str], None] = lambda vbucket, node: None
+        self.on_commit: Callable[[int, str], None] = lambda vbucket, node: None
 
     def saw(self, node: str, batch: Batch) -> None:
         """Notes a batch that a node has written."""
@@ -108,6 +112,8 @@ class Histories:
         newest = standing.failover.newest.vbuuid
         if any(seqno > progress.high for seqno in copy.changes):
             copy.changes = {s: v for s, v in copy.changes.items() if s <= progress.high}
+        if standing.state is VBucketState.ACTIVE and copy.state is not VBucketState.ACTIVE:
+            self.on_promotion(vbucket, node)
         copy.state, copy.vbuuid = standing.state, newest
         if standing.state is VBucketState.ACTIVE and (vbucket, newest) not in self.branches:
             self.branches[vbucket, newest] = Branch(newest, dict(copy.changes))
@@ -132,3 +138,4 @@ class Histories:
                 f"{change.seqno}, and {node} commits {version} there",
             )
         branch.changes[change.seqno] = version
+        self.on_commit(change.vbucket, node)

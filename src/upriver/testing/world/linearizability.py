@@ -47,6 +47,8 @@ class Operation:
     status: Status | None = None
     result: bytes = b""
     result_cas: int = 0
+    #: The port of the node that answered.
+    port: int = 0
 
     def __str__(self) -> str:
         told = "no answer" if self.status is None else self.status.name

@@ -39,7 +39,8 @@ class Scope:
 
     name: str
     nodes: int = 1
-    replicas: int = 0
+    #: Numbers of replicas, one of which a seed picks.
+    replicas: tuple[int, ...] = (0,)
     vbuckets: tuple[int, ...] = (1, 2, 3)
     clients: int = 2
     keys: int = 4
@@ -67,6 +68,7 @@ class Plan:
     #: How fast the clocks of processes run, by their names' order of appearance.
     rates: tuple[float, ...]
     steps: tuple[Step, ...]
+    replicas: int = 0
 
     @classmethod
     def of(cls, seed: int, scope: Scope) -> Self:
@@ -87,6 +89,7 @@ class Plan:
             ),
             rates=tuple(chance.uniform(1 - scope.drift, 1 + scope.drift) for _ in range(8)),
             steps=tuple(sorted(steps, key=lambda step: step.at)),
+            replicas=chance.choice(scope.replicas),
         )
 
     def with_steps(self, steps: Sequence[Step]) -> Plan:

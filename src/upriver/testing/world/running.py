@@ -6,10 +6,11 @@ import traceback
 from dataclasses import replace
 from typing import Final
 
+from .cluster_faults import CLUSTER_FAULTS
 from .cluster_world import CLUSTER, ClusterWorld
 from .history import Violation
 from .plan import Plan
-from .world import SINGLE, Outcome, World
+from .world import FAULTS, SINGLE, Outcome, World
 
 __all__ = ["SCOPES", "TABLE", "run"]
 
@@ -40,6 +41,7 @@ TABLE: Final = replace(
 _SHOWN_CALLS: Final = 6
 #: Every scope, by its name.
 SCOPES: Final = {scope.name: scope for scope in (SINGLE, CLUSTER, TABLE)}
+FAULTS.update(CLUSTER_FAULTS)
 
 
 def _world(plan: Plan) -> World:
