@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -153,6 +154,30 @@ def test_values_as_text_keep_what_is_no_text_apart(shop: Shop) -> None:
     assert bytes(rows[b"no text"]._corrupt_record) == b"\xff\xfe"
     with pytest.raises(PySparkException, match="no text"):
         shop.rows(valueFormat="string", mode="FAILFAST", vbuckets="6")
+
+
+def test_dropped_collections_have_no_rows_before_the_server_has_erased_them(
+    spark: SparkSession,
+) -> None:
+    with TemporaryProducer(vbuckets=4) as producer:  # which erases nothing by itself
+        bucket = producer.bucket
+        shop, gone = bucket.create_scope("shop"), bucket.create_scope("gone")
+        dropped = [bucket.create_collection(scope.id, "orders").id for scope in (shop, gone)]
+        for number in range(8):
+            for collection in (0, *dropped):
+                producer.write(b"k%d" % number, b"old", collection=collection)
+        bucket.drop_collection(dropped[0])
+        bucket.drop_scope(gone.id)
+        orders = bucket.create_collection(shop.id, "orders").id
+        producer.write(b"k0", b"new", collection=orders)
+        sent = Counter(change.collection for change in stored(bucket))
+        assert sent == {0: 8, dropped[0]: 8, dropped[1]: 8, orders: 1}
+        frame = spark.read.format("dcp").load(producer.source)
+        rows = [(row.scope, row.collection, bytes(row.value)) for row in frame.collect()]
+        assert Counter(rows) == {
+            ("_default", "_default", b"old"): 8,
+            ("shop", "orders", b"new"): 1,
+        }
 
 
 # ---- what options choose -----------------------------------------------------------------

@@ -140,12 +140,18 @@ class Collections:
         # a stream that is filtered by collections carries no scope events
         return self.scopes.get(scope_id, f"{scope_id:#x}")
 
+    def is_live(self, collection_id: int) -> bool:
+        """Whether there is such a collection, which was not dropped."""
+        if collection_id not in self.collections or collection_id in self.dropped:
+            return False
+        return self.collections[collection_id][0] not in self.dropped_scopes
+
     def live_names(self) -> dict[int, tuple[str, str]]:
         """By id the names of scope and collection of all that were not dropped."""
         return {
             collection_id: (self._scope(scope_id), name)
             for collection_id, (scope_id, name) in self.collections.items()
-            if collection_id not in self.dropped and scope_id not in self.dropped_scopes
+            if self.is_live(collection_id)
         }
 
     def _live(self) -> dict[str, int]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ...consumer.client import Consumer
 from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.seqno_survey import Survey
 from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
 from ...model import NO_END, FailoverLog
@@ -29,6 +30,7 @@ from ...wire import messages as m
 from ..options import ReadOptions
 from .collection_events import CollectionLog
 from .consumer_cache import CacheKey, consumer_for, keep
+from .live_collections import LiveCollections
 from .pushdown_filters import PushedFilters
 from .restate import Restatement
 from .row_schema import RowBuilder
@@ -142,7 +144,10 @@ def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
 def read_whole_snapshots(
     options: ReadOptions, steps: Sequence[ReadStep], wanted: PushedFilters
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a batch read: everything up to now, or exactly what was asked for."""
+    """The rows of a batch read: everything up to now, or exactly what was asked for.
+
+    Dropped collections have no rows, whether or not the server has erased their documents.
+    """
     names = _CollectionNames(CollectionLog())
     builder = _builder(options, steps, names)
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
@@ -160,6 +165,7 @@ def read_whole_snapshots(
         raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
     until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
     settings = _settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
+    live = LiveCollections(lambda: _manifest(options))
     with Consumer(options.source, access=options.access, settings=settings) as consumer:
         names.consumer = consumer
         for event in consumer.events():
@@ -167,7 +173,13 @@ def read_whole_snapshots(
                 builder.on_branch(event.vbucket, event.log.newest.vbuuid)
             elif isinstance(event, Rows):
                 batch = _up_to(event.batch, _as_array(until)) if exact else event.batch
+                batch = live.rows(batch, consumer.collections)
                 yield from builder.changes(wanted.rows(batch))
+
+
+def _manifest(options: ReadOptions) -> Collections:
+    with _survey(options, options.retry_timeout) as survey:
+        return survey.collections()
 
 
 def _position(step: ReadStep) -> Position:

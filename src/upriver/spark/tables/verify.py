@@ -239,8 +239,6 @@ def _mirror(
         raise ConfigError(f"{place} has no table of a collection yet")
     reading = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
     changes = documents_as_rows(spark, *_there(reading, settings.read, live), shape)
-    # a server may still send documents of dropped collections, which have no name any more
-    changes = changes.where("scope IS NOT NULL")
     return HeldMirror(rows, changes, shape, positions_of(tables.state.offset))
 
 
