@@ -89,6 +89,7 @@ _LANE_OF = {
 _GROUP_OF = {
     "cluster/test_mirror_chaos.py": "spark processes",
     "spark/test_local_cluster.py": "spark processes",
+    "spark/test_clusters.py": "spark processes",
     "cli/test_table_commands.py": "spark processes",
     "spark/tables/test_watchable.py": "spark processes",
     "spark/test_consumer_cache.py": "spark processes",

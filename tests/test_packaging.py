@@ -23,12 +23,14 @@ import click
 import pytest
 from packaging.requirements import Requirement
 
+import upriver
 from upriver._extras import EXTRAS
 from upriver.cli.main import cli
 from upriver.testing import TemporaryProducer
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = upriver.__version__
 #: What a build reads. The rest of a checkout is no part of a wheel.
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 #: Seconds after which a process is taken for stuck; never reached when all is well.
@@ -123,7 +125,7 @@ def package(request: pytest.FixtureRequest) -> Installed:
 def test_a_wheel_has_the_package_and_nothing_else(package: Installed) -> None:
     with ZipFile(package.wheel) as wheel:
         names = {Path(name) for name in wheel.namelist()}
-    metadata = f"upriver-{PROJECT['version']}.dist-info"
+    metadata = f"upriver-{VERSION}.dist-info"
     wanted = {
         path.relative_to(ROOT / "src")
         for path in (ROOT / "src").rglob("*")
@@ -136,13 +138,13 @@ def test_a_wheel_has_the_package_and_nothing_else(package: Installed) -> None:
 
 
 def test_a_pure_wheel_fits_every_machine_and_has_nothing_compiled(pure: Installed) -> None:
-    assert pure.wheel.name == f"upriver-{PROJECT['version']}-py3-none-any.whl"
+    assert pure.wheel.name == f"upriver-{VERSION}-py3-none-any.whl"
     with ZipFile(pure.wheel) as wheel:
         assert not any(name.endswith(".so") for name in wheel.namelist())
 
 
 def test_a_compiled_wheel_fits_every_later_python(compiled: Installed) -> None:
-    assert compiled.wheel.name.startswith(f"upriver-{PROJECT['version']}-cp311-abi3-")
+    assert compiled.wheel.name.startswith(f"upriver-{VERSION}-cp311-abi3-")
     with ZipFile(compiled.wheel) as wheel:
         assert "upriver/wire/columns/_speedups.abi3.so" in wheel.namelist()
 
@@ -157,7 +159,7 @@ def test_the_version_is_that_of_the_project(package: Installed) -> None:
         "import upriver; print(upriver.__file__, upriver.__version__)"
     ).split()
     assert Path(file).is_relative_to(package.place)
-    assert version == PROJECT["version"]
+    assert version == VERSION
     assert package.upriver("--version") == f"upriver, version {version}\n"
 
 

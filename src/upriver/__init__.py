@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._lazy import lazily
 from .errors import UpriverError
@@ -12,14 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Op", "UpriverError", "__version__"]
 
-__version__: str
+#: Here and not in the metadata of the package, which an archive for executors does not have.
+__version__ = "0.1.0"
 
-_lazily = lazily(__name__, {"Op": ".model"})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version  # it takes as long to load as all the rest
-
-        return version("upriver")
-    return _lazily(name)
+__getattr__ = lazily(__name__, {"Op": ".model"})

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Final
 
 from .._extras import extra
 from .runtime.find_java import ensure_java_home
-from .runtime.internals import local_checkpoint_manager, quietly_replacing, worker_python
+from .runtime.internals import (
+    find_archives,
+    local_checkpoint_manager,
+    quietly_replacing,
+    worker_python,
+)
 from .runtime.spark_versions import require_supported
 
 if TYPE_CHECKING:
@@ -30,6 +35,8 @@ __all__ = ["is_remote", "register", "session", "settings", "start", "use_this_in
 _log = logging.getLogger("upriver.spark")
 
 _MASTER: Final = "spark.master"
+#: The interpreter of workers. Spark itself heeds it only in `spark-submit`.
+_PYTHON: Final = "spark.pyspark.python"
 
 #: Settings of any session. Unix sockets save each Python task the tens of milliseconds that a
 #: local TCP connection waits for delayed acknowledgements.
@@ -70,8 +77,8 @@ def register(spark: SparkSession) -> None:
     """Registers the formats ``dcp`` and ``upriver-table`` in a session.
 
     The Python workers of a local session run with this interpreter from then on, unless
-    ``PYSPARK_PYTHON`` names another one. On a cluster they need an interpreter with Upriver:
-    ``PYSPARK_PYTHON`` names it before the session is started.
+    ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` names another one. On a cluster one of them names
+    an interpreter that every executor has. Files of ``addPyFile`` are to be added before.
     """
     require_supported()
     with extra("spark"):
@@ -81,6 +88,8 @@ def register(spark: SparkSession) -> None:
         from .tables.table_source import TableSource
 
     use_this_interpreter(spark)
+    if not is_remote(spark):
+        find_archives(spark.sparkContext)
     with quietly_replacing(spark):
         for source in (DcpDataSource, TableSource):
             try:
@@ -105,8 +114,13 @@ def use_this_interpreter(spark: SparkSession) -> None:
     if is_remote(spark):
         return
     context = spark.sparkContext
-    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
-    if not chosen and sys.executable and _local_cores(context.master or ""):
+    if chosen := context.getConf().get(_PYTHON):
+        context.pythonExec = chosen
+    elif (
+        not os.environ.get("PYSPARK_PYTHON")
+        and sys.executable
+        and _local_cores(context.master or "")
+    ):
         context.pythonExec = worker_python()
 
 
@@ -176,11 +190,13 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     variables = {}
     if not any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")):
         variables["JAVA_HOME"] = str(ensure_java_home())
-    if _local_cores(given.get(_MASTER, "")):
-        if "SPARK_LOCAL_IP" not in os.environ:
-            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
-        if "PYSPARK_PYTHON" not in os.environ and sys.executable:
-            variables["PYSPARK_PYTHON"] = worker_python()
+    local = _local_cores(given.get(_MASTER, ""))
+    if local and "SPARK_LOCAL_IP" not in os.environ:
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if _PYTHON in given:
+        variables["PYSPARK_PYTHON"] = given[_PYTHON]
+    elif local and "PYSPARK_PYTHON" not in os.environ and sys.executable:
+        variables["PYSPARK_PYTHON"] = worker_python()
     return variables
 
 

@@ -4,6 +4,7 @@
     the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
     the name of a logger       `quietly_replacing`: the log of what replaces a source
     how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
+    where a job's archives are `find_archives`: not where Spark looks for them to plan a stream
     how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
                                do not need
     a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
@@ -33,11 +34,13 @@ from ...errors import ConfigError
 from .spark_versions import has_filter_classes, installed
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = [
     "PUSHDOWN_WORKER",
+    "find_archives",
     "local_checkpoint_manager",
     "may_push_filters",
     "quietly_replacing",
@@ -93,6 +96,21 @@ def quietly_replacing(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, before)
+
+
+def find_archives(context: SparkContext) -> None:
+    """Lets the process that plans a stream import from the archives that were sent with the job.
+
+    Spark looks for them in a directory of the stream, which has none.
+    """
+    from pyspark import SparkFiles
+
+    private: Any = context
+    archives = [SparkFiles.get(name) for name in private._python_includes]
+    held = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    wanted = dict.fromkeys(entry for entry in (*held, *archives) if entry)
+    if wanted:
+        context.environment["PYTHONPATH"] = os.pathsep.join(wanted)
 
 
 _WRAPPER: Final = """\
