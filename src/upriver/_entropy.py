@@ -7,10 +7,11 @@ salts and nonces do not come from here.
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["randbelow", "seeded", "token_hex", "uniform"]
+__all__ = ["randbelow", "seeded", "token_hex", "uniform", "uuid4"]
 
 _source: random.Random = random.SystemRandom()
 
@@ -18,6 +19,11 @@ _source: random.Random = random.SystemRandom()
 def token_hex(size: int) -> str:
     """``size`` random bytes as hexadecimal digits."""
     return _source.randbytes(size).hex()
+
+
+def uuid4() -> uuid.UUID:
+    """A random UUID."""
+    return uuid.UUID(int=_source.getrandbits(128), version=4)
 
 
 def randbelow(limit: int) -> int:

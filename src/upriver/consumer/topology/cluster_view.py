@@ -111,7 +111,7 @@ class Topology:
         network: Network = "auto",
         first_pause: float = 0.05,
         longest_pause: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self.source = source
         self.collections = Collections()

@@ -37,7 +37,7 @@ class LagMeter:
         self,
         driver: Driver,
         shown: Offset | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self._driver: Driver | None = driver
         self._asked = driver

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ... import _entropy
 from ...errors import ConfigError
 from ..session import use_this_interpreter
 from ..source.stream_driver import Driver
@@ -95,7 +94,7 @@ def start_pipeline(
         meter.shown = tables.state.offset
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
-        book = ProgressBook(place.progress_log(uuid.uuid4().hex[:8]), total)
+        book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
         pipeline = Pipeline(book, meter)
         planning = Driver(settings.read, patience=1.0)
         stack.callback(planning.close)
@@ -134,9 +133,9 @@ def _tables(
     found = TableSet.open(place.storage, schema, settings.window, on_step)
     if found is not None:
         return found
-    properties = {**identity, **_LEFT_TO_US, PIPELINE: uuid.uuid4().hex}
+    properties = {**identity, **_LEFT_TO_US, PIPELINE: _entropy.uuid4().hex}
     if mirrored:
-        properties[HASH_KEY] = secrets.token_hex(16)
+        properties[HASH_KEY] = _entropy.token_hex(16)
     return TableSet.create(place.storage, schema, properties, settings.window, on_step)
 
 

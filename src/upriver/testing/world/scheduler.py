@@ -94,6 +94,8 @@ class Process:
     ) -> None:
         """``rate`` is how fast its clocks run."""
         self.name = name
+        #: Of its world, in the order in which they were started.
+        self.number = 0
         self.scheduler = scheduler
         self.network = network
         self.alive = True

@@ -1,263 +1,46 @@
-"""A world with a pipeline: the driver plans, attempts read, and commits make the table grow.
+"""A world with pipelines that write a table to an object store.
 
-Planning, steps, verdicts and the log of the table are those of the pipelines in Spark; streams are
-real. Storage is a simulated object store: a file of a name is created once, and answers get lost.
-Drivers die between any two of their lines, and a second one may run beside the first.
+The pipeline is the real one: it plans, reads, writes Parquet files, commits, compacts and vacuums,
+under a lease. In place of Spark's executors it has workers whose attempts die. Drivers die at any
+request, and a second one may run beside the first.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
-from ...consumer.async_client import AsyncConsumer
-from ...consumer.checkpoints.position_check import probe
-from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
-from ...consumer.transport.access import Access
-from ...consumer.transport.async_connection import AsyncConnection
-from ...consumer.transport.connection_string import Source
-from ...errors import UpriverError
-from ...model import FailoverLog, Op
-from ...session.consumer_events import RolledBack, Rows
-from ...session.stream_position import Position
-from ...spark.source.admission import Limits
-from ...spark.source.offset_planning import ObservedVBucket, from_beginning, plan
-from ...spark.source.offsets import Offset, SourceIdentity
-from ...spark.source.task_steps import ReadStep, StepVerdict, judge, steps_between
-from ...spark.tables.format.delta_log import DataFile, commit, read_snapshot
-from ...spark.tables.format.storage import Storage, StorageFailed, StoredFile
-from ...wire import kv_messages as kv
-from ...wire import messages as m
-from ...wire.dialects import Dcp
-from ...wire.names import RequestedState
+from ...errors import ConfigError, UpriverError
+from ...spark.tables import lease, pipeline_start, table_set
+from ...spark.tables.format import data_files
+from ...spark.tables.format.storage import FileGone
+from ...spark.tables.places import TablePlace
+from ...spark.tables.settings import PipelineSettings
+from ...spark.tables.upkeep import maintenance
+from .blocking import machine, replaced
 from .history import Violation
+from .object_store import ObjectStore, SimulatedStorage
 from .plan import Plan
 from .scheduler import Process
-from .world import BUCKET, BUCKET_UUID, FAULTS, PATIENCE, World
+from .table_oracle import Documents, TableOracle
+from .threads import SimulatedThread, Threads, current
+from .world import FAULTS, PATIENCE, World
 
 __all__ = ["TableWorld"]
 
-_SETTINGS: Final = ConsumerSettings(
-    name="pipeline",
-    dialect="dcp",
-    connect_timeout=2.0,
-    answer_timeout=4.0,
-    give_up_after=6.0,
-    retry_most=1.0,
-)
-_PAUSE: Final = 0.3
-#: A row: vbucket, branch, seqno, key and value; the key of a rollback is None, as is the value of
-#: a deletion.
-_Row = tuple[int, int, int, str | None, str | None]
-
-
-class _Failed(Exception):
-    """An attempt at a batch fails; another one is made."""
-
-
-@dataclass(frozen=True)
-class _ObjectStore(Storage):
-    """A simulated object store. Every process of a world has the same."""
-
-    chance: random.Random = field(default_factory=random.Random)
-    content: dict[str, bytes] = field(default_factory=dict)
-    #: The part of requests that fail, half of them after they were carried out.
-    failing: list[float] = field(default_factory=lambda: [0.0])
-
-    def create(self, path: str, data: bytes) -> bool:
-        def do() -> bool:
-            return self.content.setdefault(path, data) is data
-
-        return bool(self._carry_out(do))
-
-    def put(self, path: str, data: Any) -> None:
-        self._carry_out(lambda: self.content.__setitem__(path, data))
-
-    def read(self, path: str) -> bytes:
-        self._carry_out(lambda: None)
-        if path not in self.content:
-            raise FileNotFoundError(path)
-        return self.content[path]
-
-    def files(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
-        self._carry_out(lambda: None)
-        for path in sorted(self.content):
-            if path.startswith(prefix):
-                yield StoredFile(path, len(self.content[path]), datetime.fromtimestamp(0, UTC))
-
-    def _carry_out(self, do: Any) -> Any:
-        fails = self.chance.random() < self.failing[0]
-        if fails and self.chance.random() < 0.5:
-            raise StorageFailed("the store answers 503")
-        done = do()
-        if fails:
-            raise StorageFailed("the answer of the store was lost")
-        return done
-
-
-class Pipeline:
-    """One life of a driver."""
-
-    def __init__(self, world: TableWorld, number: int) -> None:
-        self._world = world
-        self._number = number
-        self._source = Source.parse(world.source)
-        self._identity = SourceIdentity(BUCKET, BUCKET_UUID, world.plan.vbuckets)
-        self._attempts = 0
-
-    async def run(self) -> None:
-        while True:
-            try:
-                await self._batch()
-            except (UpriverError, OSError, _Failed) as problem:
-                self._world.trace("pipeline", self._number, type(problem).__name__)
-                await asyncio.sleep(_PAUSE)
-
-    async def _batch(self) -> None:
-        """Plans, reads and commits once."""
-        storage = self._world.storage
-        await asyncio.sleep(0.01)
-        table = read_snapshot(storage)
-        version = -1 if table is None else table.version
-        at = from_beginning(self._identity)
-        if table is not None and table.state is not None:
-            at = Offset.of_dict(json.loads(table.state), self._identity) or at
-        path = f"plans/{version + 1:06}.json"
-        try:
-            end = Offset.of_dict(json.loads(storage.read(path)), self._identity)
-            replayed = True
-        except FileNotFoundError:
-            end, replayed = await self._planned(at), False
-            if end is None:
-                await asyncio.sleep(_PAUSE)
-                return
-            text = json.dumps(end.to_dict()).encode()
-            await asyncio.sleep(0.01)
-            if not storage.create(path, text) and storage.read(path) != text:
-                return  # another driver was first: its plan counts
-        assert end is not None
-        rows = await self._read(at, end, replayed=replayed)
-        self._attempts += 1
-        name = f"part-{version + 1:06}-{self._number}-{self._attempts}.json"
-        data = json.dumps(rows).encode()
-        storage.put(name, data)
-        await asyncio.sleep(0.02)
-        file = DataFile(name, len(data), len(rows), stats=json.dumps({"numRecords": len(rows)}))
-        made = commit(
-            storage,
-            version + 1,
-            [file.add_action()],
-            operation="STREAMING UPDATE",
-            state=json.dumps(end.to_dict()),
-        )
-        self._world.trace("committed" if made else "conflict", version + 1, len(rows))
-
-    # ---- the driver ----------------------------------------------------------------------
-
-    async def _planned(self, at: Offset) -> Offset | None:
-        facts = await self._facts(at)
-        limit = self._world.pipeline_chance.choice((1, 3, None))
-        end = plan(at, facts, Limits(rows=limit))
-        return None if end == at else end
-
-    async def _facts(self, at: Offset) -> dict[int, ObservedVBucket]:
-        """Seqnos and failover logs that belong together, and whether steps would be refused."""
-        connection = AsyncConnection(
-            self._source.addresses[0], self._source, Access(), _SETTINGS, Dcp(collections=True)
-        )
-        try:
-            await connection.open(streams=False)
-            before = await self._logs(connection)
-            answer = await connection.ask(kv.GetAllSeqnos(state=RequestedState.ACTIVE))
-            after = await self._logs(connection)
-        finally:
-            connection.close()
-        if not isinstance(answer, kv.AllSeqnosResponse):
-            raise _Failed
-        facts = {
-            vb: ObservedVBucket(seqno, after[vb])
-            for vb, seqno in answer.seqnos
-            if vb in after and before.get(vb) == after[vb]
-        }
-        asked = {
-            vb: Position(progress.request, progress.log)
-            for vb, fact in facts.items()
-            if (progress := at.at(vb)).request.seqno
-            and progress.vbuuid == fact.failover_log.newest.vbuuid
-        }
-        if asked:
-            verdicts = await probe(self._source, Access(), _SETTINGS, asked)
-            for vb, verdict in verdicts.items():
-                facts[vb] = replace(facts[vb], refused=not verdict.accepted)
-        return {vb: f for vb, f in facts.items() if f.high_seqno or len(at.at(vb).log)}
-
-    async def _logs(self, connection: AsyncConnection) -> dict[int, FailoverLog]:
-        logs = {}
-        for vbucket in range(self._identity.vbuckets):
-            answer = await connection.ask(m.FailoverLogRequest(vbucket=vbucket))
-            if isinstance(answer, m.FailoverLogResponse):
-                logs[vbucket] = FailoverLog(tuple(answer.failover_log))
-        return logs
-
-    # ---- the tasks -----------------------------------------------------------------------
-
-    async def _read(self, at: Offset, end: Offset, *, replayed: bool) -> list[_Row]:
-        branches: Mapping[int, int] | None = None
-        if replayed:
-            facts = await self._facts(at)
-            branches = {vb: fact.failover_log.newest.vbuuid for vb, fact in facts.items()}
-        steps = steps_between(at, end, branches)
-        rows: list[_Row] = [
-            (step.vbucket, step.branch, step.start, None, None) for step in steps if step.rolls_back
-        ]
-        wanted = {step.vbucket: step for step in steps if step.has_range}
-        if wanted:
-            rows += await self._attempt(wanted)
-        return rows
-
-    async def _attempt(self, steps: dict[int, ReadStep]) -> list[_Row]:
-        positions = {
-            vb: Position(step.offset, FailoverLog.of((step.offset.vbuuid, 0)))
-            for vb, step in steps.items()
-        }
-        settings = replace(
-            _SETTINGS,
-            start=positions,
-            end={vb: step.end for vb, step in steps.items()},
-            rollback=RollbackPolicy.STOP,
-        )
-        consumer = AsyncConsumer(self._source, settings=settings)
-        rows: list[_Row] = []
-        try:
-            await consumer.start()
-            while (event := await consumer.poll()) is not None:
-                if isinstance(event, Rows):
-                    rows += self._rows(event, steps)
-                elif isinstance(event, RolledBack):
-                    step = steps[event.vbucket]
-                    asked = replace(step.offset, seqno=event.from_seqno)
-                    if judge(step, asked, event.served, granted=False) is not StepVerdict.SKIP:
-                        raise _Failed
-        finally:
-            await consumer.close()
-        return rows
-
-    @staticmethod
-    def _rows(event: Rows, steps: Mapping[int, ReadStep]) -> list[_Row]:
-        found: list[_Row] = []
-        for row in event.batch.select(["vbucket", "seqno", "key", "op", "value"]).to_pylist():
-            step = steps[row["vbucket"]]
-            if step.wants(row["seqno"]):
-                gone = row["op"] != Op.MUTATION.value
-                value = None if gone else row["value"].decode()
-                key = row["key"].decode()
-                found.append((step.vbucket, step.branch, row["seqno"], key, value))
-        return found
+#: Seconds until a driver that has ended is started again.
+_PAUSE: Final = 0.5
+#: Seconds that a lease lasts; less than in reality, so that several end in a world.
+_LEASE: Final = 4.0
+#: Attempts at a task, as Spark makes them.
+_ATTEMPTS: Final = 4
+#: Seconds by which maintenance comes late: what nobody can be about to commit goes then.
+_LATE: Final = 7200.0
+#: Files of a pipeline besides rows: leases, and records of runs.
+_MOST_OTHERS: Final = 40
 
 
 class TableWorld(World):
@@ -265,78 +48,299 @@ class TableWorld(World):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.pipeline_chance = random.Random(f"pipeline {plan.seed}")
-        self.storage = _ObjectStore("memory://table", chance=random.Random(f"storage {plan.seed}"))
+        self.store = ObjectStore(random.Random(f"storage {plan.seed}"), lambda: self.scheduler.now)
+        self.store.trace = self.trace
+        self.storage = SimulatedStorage("memory://table", store=self.store)
+        chance = random.Random(f"table {plan.seed}")
+        self.kind: Any = "mirror" if chance.random() < 0.75 else "changelog"
+        self.options = _options(chance, self.kind)
+        self.checkpoint_every = chance.choice((2, 4, 50))
+        self.dying = chance.choice((0.0, 0.0, 0.1, 0.3))
+        self.failing = chance.choice((0.0, 0.02, 0.06))
+        self.oracle = TableOracle(
+            self.store,
+            self.storage,
+            self.histories,
+            self._newest_vbuuid,
+            is_mirror=self.kind == "mirror",
+            trace=self.trace,
+        )
+        self.threads = Threads()
         self.drivers: list[Process] = []
-        self._lives = 0
+        self._children: dict[Process, list[Process]] = {}
+        self._compared = (-1, False)
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with (
+            machine(self.network, self.threads, self.child_of, self._is_running),
+            replaced(table_set, CHECKPOINT_EVERY=self.checkpoint_every),
+            replaced(lease, DURATION=_LEASE, _RENEWED_AFTER=_LEASE / 4),
+            replaced(pipeline_start, executors_of=partial(Workers, self)),
+            replaced(data_files, _indexes={}),  # what a process keeps of earlier worlds
+        ):
+            try:
+                yield
+            finally:
+                self.threads.end_all()
+
+    # ---- processes -----------------------------------------------------------------------
+
+    def child_of(self, process: Process) -> Process:
+        """A process of the same name, which dies with it."""
+        child = self.new_process(process.name)
+        self._children.setdefault(process, []).append(child)
+        return child
+
+    def kill(self, process: Process) -> None:
+        for child in self._children.get(process, ()):
+            self.kill(child)
+        if process.alive:
+            process.kill()
+
+    def _is_running(self, host: str, pid: int) -> bool:
+        return host == f"host{pid % 2}" and pid < len(self.processes) and self.processes[pid].alive
 
     def begin(self) -> None:
         super().begin()
-        self.storage.failing[0] = self.chance.choice((0.0, 0.02, 0.1))
+        self.store.failing = self.failing
+        self.trace("pipeline", self.kind, *sorted(self.options.items()))
         self.start_driver()
 
-    def start_driver(self) -> None:
-        """Starts a driver; an earlier one may still run."""
-        self._lives += 1
-        process = self.new_process("driver")
+    def start_driver(self, skew: float = 0.0) -> None:
+        """Starts a driver, whose clock may be wrong; an earlier one may still run."""
+        process = self.new_process(f"driver{len(self.drivers) + 1}")
+        process.skew = skew
         self.drivers.append(process)
-        process.spawn(Pipeline(self, self._lives).run())
+        self.threads.start(process, partial(self._drive, process.name))
+
+    def _drive(self, name: str) -> None:
+        """What keeps a pipeline running: it is started again when it has ended."""
+        thread = current()
+        assert thread is not None
+        while True:
+            try:
+                settings = PipelineSettings.parse(self.kind, self.source, self.options)
+                pipeline = pipeline_start.start_pipeline(None, settings, TablePlace(self.storage))
+                self.trace("runs", name)
+                pipeline.wait()
+            except UpriverError as problem:
+                self.trace("ended", name, type(problem).__name__)
+                _require_expected(problem)
+            thread.sleep(_PAUSE)
 
     def mend(self) -> None:
-        self.storage.failing[0] = 0.0
+        self.store.failing = 0.0
+        self.store.slowness = 1.0
+        self.dying = 0.0
         super().mend()
         if not any(driver.alive for driver in self.drivers):
             self.start_driver()
 
+    # ---- what must hold ------------------------------------------------------------------
+
+    def _newest_vbuuid(self, vbucket: int) -> int:
+        bucket = self.nodes[0].bucket
+        return 0 if bucket is None else bucket.failover_log(vbucket).newest.vbuuid
+
     def come_to_rest(self) -> None:
         super().come_to_rest()
-        until = self.scheduler.now + PATIENCE
-        if not self.scheduler.run(lambda: self.table() == self._wanted(), before=until):
+        if not self.scheduler.run(self._is_equal, before=self.scheduler.now + PATIENCE):
             raise Violation(
                 "a table equals its bucket",
-                f"the table has {self.table()}, the bucket has {self._wanted()}",
+                f"the table has {self.oracle.documents()}, the bucket has {self._wanted()}",
             )
+        self._maintain_at_last()
 
-    def _wanted(self) -> dict[tuple[int, str], str]:
+    def _is_equal(self) -> bool:
+        if self._compared[0] != self.store.changes:
+            self._compared = self.store.changes, self.oracle.documents() == self._wanted()
+        return self._compared[1]
+
+    def _wanted(self) -> Documents:
         return {
-            (vb, key.decode()): value.decode()
+            (vb, key): value
             for vb in range(self.plan.vbuckets)
             for key, value in self.documents(vb).items()
         }
 
-    def table(self) -> dict[tuple[int, str], str]:
-        """The documents that the rows of the table amount to."""
-        found = read_snapshot(self.storage)
-        names = found.files if found is not None else {}
-        rows: list[_Row] = [
-            (*row,) for name in names for row in json.loads(self.storage.content[name])
-        ]
-        rollbacks = [(vb, branch, seqno) for vb, branch, seqno, key, _ in rows if key is None]
-        newest: dict[tuple[int, str], tuple[int, int, str | None]] = {}
-        for vb, branch, seqno, key, value in rows:
-            dead = any(v == vb and b > branch and at < seqno for v, b, at in rollbacks)
-            if key is None or dead:
-                continue
-            held = newest.get((vb, key))
-            if held is not None and held[:2] == (branch, seqno):
-                raise Violation("a change is in a table once", f"vbucket {vb}, seqno {seqno}")
-            if held is None or (branch, seqno) > held[:2]:
-                newest[vb, key] = (branch, seqno, value)
-        return {place: value for place, (_, _, value) in newest.items() if value is not None}
+    def maintain(self, seconds: float, *, skew: float = 0.0, times: int = 1) -> SimulatedThread:
+        """Cares for the table, as ``upriver compact`` does; versions that old are let go."""
+        process = self.new_process("maintenance")
+        process.skew = skew
+
+        def work() -> None:
+            for _ in range(times):
+                try:
+                    maintenance.compact(TablePlace(self.storage), seconds=seconds)
+                    self.trace("maintained")
+                except UpriverError as problem:
+                    self.trace("not maintained", type(problem).__name__)
+
+        return self.threads.start(process, work)
+
+    def _maintain_at_last(self) -> None:
+        """Maintenance leaves nothing that the newest versions do not need, and changes no row."""
+        for driver in self.drivers:
+            self.kill(driver)
+        for process in self.processes:
+            if process.alive and process.name.startswith(("driver", "maintenance")):
+                self.kill(process)
+        process = self.new_process("maintenance")
+        process.skew = _LATE
+
+        def work() -> None:
+            maintenance.compact(TablePlace(self.storage), seconds=0.0)
+            self.trace("maintained")
+
+        thread = self.threads.start(process, work)
+        if not self.scheduler.run(
+            lambda: not thread.is_alive, before=self.scheduler.now + PATIENCE
+        ):
+            raise Violation("maintenance ends", "it does not")
+        if self.oracle.documents() != self._wanted():
+            raise Violation("a table equals its bucket", "not after maintenance")
+        if left := self.oracle.unneeded():
+            raise Violation("maintenance removes what nobody needs", f"left: {left}")
+        others = [p for p in self.store.content if p.startswith("_upriver/")]
+        if len(others) > _MOST_OTHERS:
+            raise Violation("maintenance removes what nobody needs", f"left: {others}")
+
+
+class Workers:
+    """The executors of a pipeline: processes that die, and attempts that are made again."""
+
+    parallelism = 2
+
+    def __init__(self, world: TableWorld, spark: object) -> None:
+        self._world = world
+
+    def run(self, tasks: Sequence[Any]) -> list[Any]:
+        attempts = [_Attempt(self._world, task) for task in tasks]
+        return [attempt.result() for attempt in attempts]
+
+
+class _Attempt:
+    """A task, tried until it succeeds or has failed too often."""
+
+    def __init__(self, world: TableWorld, task: Any) -> None:
+        self._world = world
+        self._task = task
+        self._results: list[Any] = []
+        self._problem: UpriverError | None = None
+        self._tries = 0
+        self._start()
+
+    def _start(self) -> None:
+        thread = current()
+        assert thread is not None
+        self._tries += 1
+        self._driver: SimulatedThread = thread
+        self._process = self._world.child_of(thread.process)
+        self._world.threads.start(self._process, self._run)
+        chance = self._world.chance
+        if chance.random() < self._world.dying:
+            self._world.scheduler.after(chance.uniform(0.0, 0.3), self._die)
+
+    def _die(self) -> None:
+        if self._process.alive and not self._results:
+            self._world.trace("attempt dies")
+            self._world.kill(self._process)
+            self._driver.wake()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._task.run())
+        except UpriverError as problem:
+            self._problem = problem
+        self._driver.wake()
+        self._process.alive = False
+
+    def result(self) -> Any:
+        while True:
+            self._driver.wait_until(lambda: bool(self._results) or not self._process.alive, None)
+            if self._results:
+                return self._results[0]
+            if self._tries >= _ATTEMPTS:
+                raise self._problem or UpriverError("a worker was lost again and again")
+            self._start()
+
+
+def _options(chance: random.Random, kind: str) -> dict[str, str]:
+    options = {
+        "connectTimeout": "2s",
+        "requestTimeout": "4s",
+        "retryTimeout": "10s",
+        "longPoll": "1s",
+        "compactEvery": str(chance.choice((1, 3, 20))),
+        "keepVersions": chance.choice(("0s", "5s", "24h")),
+    }
+    rows = chance.choice((1, 3, None))
+    if rows is not None:
+        options["maxOffsetsPerTrigger"] = str(rows)
+    if kind == "mirror":
+        options["groups"] = str(chance.choice((1, 2, 64)))
+        options["mergeOnRead"] = chance.choice(("true", "true", "false"))
+        options["keepDeleted"] = chance.choice(("false", "false", "true"))
+        options["tablePerCollection"] = chance.choice(("false", "false", "true"))
+    return options
+
+
+def _require_expected(problem: UpriverError) -> None:
+    """Raises what no fault of a world explains."""
+    cause = problem.__cause__
+    if type(problem) is UpriverError and cause is not None and not isinstance(cause, OSError):
+        raise cause
+    is_busy = "another pipeline is running" in str(problem)
+    if isinstance(problem, FileGone) or (isinstance(problem, ConfigError) and not is_busy):
+        raise problem
 
 
 def _driver_dies(world: World, which: int, seconds: float, amount: int) -> None:
+    """With its workers, or they finish what they do."""
     assert isinstance(world, TableWorld)
     for driver in world.drivers:
         if driver.alive:
-            driver.kill()
+            if amount % 2:
+                world.kill(driver)
+            else:
+                driver.kill()
     world.scheduler.after(seconds / 4, world.start_driver)
 
 
 def _second_driver(world: World, which: int, seconds: float, amount: int) -> None:
+    """Its clock may be ahead: then the lease of the other one seems to have ended."""
     assert isinstance(world, TableWorld)
+    world.start_driver(skew=_LEASE * (amount % 4))
+
+
+def _stop_driver(world: World, which: int, seconds: float, amount: int) -> None:
+    """It wakes up when another one has taken over."""
+    assert isinstance(world, TableWorld)
+    alive = [driver for driver in world.drivers if driver.alive]
+    if alive:
+        alive[which % len(alive)].stop_for(2 * seconds)
     world.start_driver()
+
+
+def _maintenance(world: World, which: int, seconds: float, amount: int) -> None:
+    assert isinstance(world, TableWorld)
+    if world.oracle.commits:
+        world.maintain(seconds if amount % 2 else 0.0, times=3)
+
+
+def _slow_store(world: World, which: int, seconds: float, amount: int) -> None:
+    assert isinstance(world, TableWorld)
+    world.store.slowness = 5.0 * (1 + amount)
+
+    def mended() -> None:
+        world.store.slowness = 1.0
+
+    world.scheduler.after(seconds, mended)
 
 
 FAULTS["driver dies"] = _driver_dies
 FAULTS["second driver"] = _second_driver
+FAULTS["stop driver"] = _stop_driver
+FAULTS["maintenance"] = _maintenance
+FAULTS["slow store"] = _slow_store

@@ -152,6 +152,7 @@ class World:
     def new_process(self, name: str) -> Process:
         rate = self.plan.rates[len(self.processes) % len(self.plan.rates)]
         process = Process(name, self.scheduler, self.network, rate=rate)
+        process.number = len(self.processes)
         self.processes.append(process)
         return process
 
@@ -391,6 +392,11 @@ def _failover(world: World, which: int, seconds: float, amount: int) -> None:
         process.call(lambda: bucket.rollback(vbucket, max(0, high - amount)))
 
 
+def _small_failover(world: World, which: int, seconds: float, amount: int) -> None:
+    """One that most readers can follow without going back to the beginning."""
+    _failover(world, which, seconds, amount % 5)
+
+
 def _purge(world: World, which: int, seconds: float, amount: int) -> None:
     node, bucket = _node(world, which), _node(world, which).bucket
     if bucket is not None and node.process is not None:
@@ -463,6 +469,7 @@ FAULTS: Final[dict[str, Callable[..., None]]] = {
     "restart": _restart,
     "empty disk": _empty_disk,
     "failover": _failover,
+    "small failover": _small_failover,
     "purge": _purge,
     "full disk": _full_disk,
     "slow disk": _slow_disk,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .... import _entropy
 from ...source.collection_events import CollectionEnd, Name, ended_rows, named_rows
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile
@@ -95,7 +95,7 @@ class _OpenFile:
     """One file that is being written, with the hashes of its rows."""
 
     def __init__(self, storage: Storage, schema: pa.Schema, stack: ExitStack) -> None:
-        self.path = f"part-{uuid.uuid4().hex}.parquet"
+        self.path = f"part-{_entropy.uuid4().hex}.parquet"
         self._storage = storage
         self._stack = stack
         self._place: Path = stack.enter_context(storage.writing(self.path))

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .... import _entropy
 from ...._extras import extra
 from ....errors import UpriverError
 from .storage import FileGone, Storage
@@ -42,7 +43,7 @@ class VectorFile:
     """A file of vectors that is being put together."""
 
     def __init__(self) -> None:
-        self._id = uuid.uuid4()
+        self._id = _entropy.uuid4()
         self._parts = [b"\x01"]
         self._size = 1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
@@ -17,6 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from .... import _entropy
 from ...._extras import extra
 from ....errors import ConfigError, UpriverError
 from . import log_checkpoints as checkpoints
@@ -271,7 +271,7 @@ def create_actions(
         }
         configuration = {**configuration, "delta.enableDeletionVectors": "true"}
     meta = {
-        "id": str(uuid.uuid4()),
+        "id": str(_entropy.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": schema,
         "partitionColumns": [],
@@ -296,7 +296,7 @@ def commit(
         "operationParameters": {},
         "engineInfo": ENGINE,
         # tells our own commit from another one, where a store has lost its answer
-        "txnId": uuid.uuid4().hex,
+        "txnId": _entropy.uuid4().hex,
     }
     if state is not None:
         info[STATE] = state

@@ -128,7 +128,7 @@ class Retention:
             needed |= set(commit.named) if version > oldest else set()
         needed |= {index_path(path) for path in needed if path.endswith(".parquet")}
         once_named |= {index_path(path) for path in once_named if path.endswith(".parquet")}
-        late = datetime.now(UTC) - _IN_FLIGHT
+        late = datetime.fromtimestamp(time.time(), UTC) - _IN_FLIGHT
         doomed = [
             file.path
             for file in self._storage.files()
