@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -268,6 +269,19 @@ def test_filters_spare_reading_and_change_nothing_else(shop: Shop) -> None:
         read = shop.proxy.counts.bytes_to_client - before
         assert rows == [row for row in whole if is_meant(row)], condition
         assert read <= share * size, f"{condition}: {read} bytes of {size}"
+
+
+def test_the_plan_shows_the_filters_that_decide_what_is_read(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = shop.frame(pushFilters=True).where("vbucket = 3 and seqno > 10 and key > 'a'")
+    frame.explain("formatted")
+    plan = capsys.readouterr().out
+    (pushed,) = re.findall(r"PushedFilters: \[(.*)\]", plan)
+    assert pushed == "EqualTo(vbucket,3), GreaterThan(seqno,10)"
+    (left,) = re.findall(r"Condition : (.*)", plan)
+    assert "key" in left
+    assert "vbucket#" not in left.replace("isnotnull(vbucket#", "")
 
 
 def test_a_filter_that_nobody_pushes_down_is_still_heeded(shop: Shop, spark: SparkSession) -> None:

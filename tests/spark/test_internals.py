@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pyspark
@@ -41,6 +42,17 @@ def test_the_class_for_checkpoints_on_a_local_disk_exists() -> None:
 def test_the_module_that_marks_push_down_exists() -> None:
     """Without it filters are no longer pushed down: reads are right, but read everything."""
     assert find_spec(PUSHDOWN_WORKER) is not None
+
+
+def test_a_source_in_python_is_still_told_of_filters_only(spark: SparkSession) -> None:
+    """Otherwise columns or limits reach a source: let the option `columns` choose itself then."""
+    package = "org.apache.spark.sql.execution.datasources.v2.python"
+    jvm: Any = spark.sparkContext._jvm
+    found = jvm.org.apache.spark.util.Utils.classForName(
+        f"{package}.PythonScanBuilder", True, True
+    ).getInterfaces()
+    names = {one.getSimpleName() for one in found}
+    assert names == ({"SupportsPushDownFilters"} if has_filter_classes() else {"ScanBuilder"})
 
 
 def test_the_function_that_the_daemon_wraps_is_called_as_it_was() -> None:

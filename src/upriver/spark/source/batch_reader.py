@@ -74,7 +74,9 @@ class DcpBatchReader(DataSourceReader):
         driver.narrow(options)
         first = self._first(driver)
         last = self._last(driver, first)
-        return groups_for(options, driver.nodes(), steps_between(first, last))
+        assert options.vbuckets is not None
+        steps = [one for one in steps_between(first, last) if one.vbucket in options.vbuckets]
+        return groups_for(options, driver.nodes(), steps)
 
     def _last(self, driver: Driver, first: Offset) -> Offset:
         """Where the read ends. A vbucket with changes that cannot be planned is never left out."""
@@ -162,7 +164,7 @@ class _FilteringReader(DcpBatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         self._wanted = PushedFilters.of(filters)
-        return filters
+        return [one for one in filters if not self._wanted.decides(one)]
 
 
 def batch_reader(options: ReadOptions) -> DcpBatchReader:

@@ -1,7 +1,8 @@
 """Filter push-down of batch reads: which vbuckets, seqnos, collections and keys to read.
 
-Spark's filters are AND-ed. The conditions that restrict reading are used; all filters are left to
-Spark as well, which evaluates them on the remaining rows.
+Spark's filters are AND-ed. The conditions that restrict reading are used. Filters that decide by
+themselves which rows are read are Spark's no more, and its plan shows them as pushed; the others
+Spark evaluates as well, on the rows that remain.
 """
 
 from __future__ import annotations
@@ -104,6 +105,23 @@ class PushedFilters:
             chosen = range(max(0, low), min(high, _LAST_VBUCKET) + 1)
             return replace(self, vbuckets=_both(self.vbuckets, chosen))
         return replace(self, after=max(self.after, low - 1), until=min(self.until, high))
+
+    @staticmethod
+    def decides(one: Filter) -> bool:
+        """Whether exactly the rows are read that match a filter."""
+        name = ".".join(getattr(one, "attribute", ())).lower()
+        if name == "vbucket" and isinstance(one, EqualNullSafe | In):
+            return True
+        return (
+            name in ("vbucket", "seqno")
+            and isinstance(
+                one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
+            )
+            and isinstance(one.value, int)
+        )
+
+    def has_seqno(self, seqno: int) -> bool:
+        return self.after < seqno <= self.until
 
     def chosen_vbuckets(self, count: int) -> frozenset[int]:
         """The vbuckets of a bucket with ``count`` vbuckets that can have matching rows."""

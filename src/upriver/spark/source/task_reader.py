@@ -150,7 +150,11 @@ def read_whole_snapshots(
     """
     names = _CollectionNames(CollectionLog())
     builder = _builder(options, steps, names)
-    rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
+    rollbacks = {
+        step.vbucket: step.start
+        for step in steps
+        if step.rolls_back and wanted.has_seqno(step.start)
+    }
     if rollbacks:
         yield builder.rollbacks(rollbacks)
     positions = {step.vbucket: _position(step) for step in steps if step.has_range}
