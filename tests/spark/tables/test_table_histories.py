@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,18 @@ def test_an_index_is_never_the_truth(bucket: ModelledBucket, tmp_path: Path, dam
         bucket.write(0, b"k%d" % number, b"new")
     caught_up(bucket, table)
     assert documents_of(table) == bucket.documents()
+
+
+def test_indexes_that_are_kept_hold_no_open_files(bucket: ModelledBucket, tmp_path: Path) -> None:
+    """A process may have 1,024 of them, and a table has many indexes in its life."""
+    for turn in range(5):
+        bucket.write(0, b"k", b"%d" % turn)
+        caught_up(bucket, tmp_path / "documents", compact_every=0)
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # another thread has closed it
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    assert [name for name in names if ".idx" in name] == []
 
 
 def test_versions_and_bytes_stay_within_their_window(

@@ -377,7 +377,9 @@ def _stored_index(storage: Storage, file: DataFile) -> KeyIndex | None:
     path = index_path(file.path)
     try:
         if storage.is_local:
-            return KeyIndex.of_bytes(np.memmap(storage.path / path, np.uint8, "r"), file.rows)
+            # what is mapped stays so when the file is closed, so that indexes hold no descriptors
+            with pa.memory_map(str(storage.path / path)) as mapped:
+                return KeyIndex.of_bytes(memoryview(mapped.read_buffer()), file.rows)
         return KeyIndex.of_bytes(storage.read(path), file.rows)
     except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
         return None
