@@ -62,6 +62,7 @@ _LANE_OF = {
     "spark/tables/test_pipeline_parts.py": "unit",
     "spark/tables/test_table_formats.py": "unit",
     "spark/tables/test_table_histories.py": "unit",
+    "spark/tables/test_versions.py": "unit",
     "spark/test_offsets.py": "unit",
     "spark/test_source_options.py": "unit",
     "spark/test_offset_planning.py": "unit",

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 import upriver
-from upriver.settings.all_settings import CHANGELOG, MIRROR, READ
-from upriver.settings.pipeline_options import ChangelogOptions, MirrorOptions
+from upriver.settings.all_settings import CHANGELOG, HISTORY, MIRROR, READ
+from upriver.settings.pipeline_options import ChangelogOptions, HistoryOptions, MirrorOptions
 from upriver.settings.setting import Setting, Use, snake
 from upriver.spark.tables.settings import _NOT_FOR_MIRRORS
 
@@ -55,6 +55,7 @@ PUBLIC = {
         "changelog",
         "changes_for",
         "fold",
+        "history",
         "mirror",
         "parse",
         "read_table",
@@ -189,6 +190,7 @@ def test_a_schema_is_that_of_what_the_clients_give() -> None:
     [
         (ChangelogOptions, CHANGELOG, {"columns"}),
         (MirrorOptions, MIRROR, {"columns", *_NOT_FOR_MIRRORS}),
+        (HistoryOptions, HISTORY, {"columns", *_NOT_FOR_MIRRORS}),
     ],
 )
 def test_the_typed_options_of_a_pipeline_are_those_of_the_table(

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from upriver.cli.commands.changelog import changelog
 from upriver.cli.commands.compact import compact
+from upriver.cli.commands.history import history
 from upriver.cli.commands.mirror import mirror
 from upriver.cli.commands.verify import verify
 from upriver.cli.setting_options import (
@@ -24,7 +25,7 @@ from upriver.cli.setting_options import (
     spark_options,
     vbuckets_option,
 )
-from upriver.settings.all_settings import ACCESS, CHANGELOG, MIRROR, READ, WRITE, named
+from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
 from upriver.spark.tables.settings import PipelineSettings
 
@@ -40,6 +41,7 @@ def flags_of(command: click.Command) -> dict[str, str]:
     [
         (mirror, (*MIRROR, *ACCESS, *named("collections", "scope", "maxOffsetsPerTrigger"))),
         (changelog, (*CHANGELOG, *ACCESS, *named("collections", "scope", "maxOffsetsPerTrigger"))),
+        (history, (*HISTORY, *ACCESS, *named("collections", "scope", "maxOffsetsPerTrigger"))),
         (verify, (*ACCESS, *named("collections", "scope"))),
         (compact, named("keepVersions")),
     ],

@@ -36,11 +36,12 @@ _SECTIONS: Final = {
     "Tables in Spark": {
         "mirror": "Keep a Delta table equal to the documents of a bucket.",
         "changelog": "Append every change of a bucket to a table, each exactly once.",
+        "history": "Keep every version of documents, with when it began and ended.",
         "copy": "Copy a bucket into another one, and go on with its changes.",
-        "verify": "Compare a mirror with its bucket, document by document.",
+        "verify": "Compare a mirror or history with its bucket, document by document.",
         "repair": "Bring the documents of a mirror that differ from its bucket.",
         "dead-letters": "List values that did not fit a schema, and try them again.",
-        "compact": "Compact the Delta tables of a change log or mirror.",
+        "compact": "Compact the Delta tables of a pipeline.",
         "report": "Write a page with throughput, lag and batch times.",
     },
     "Look and try": {

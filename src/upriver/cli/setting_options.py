@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from ..errors import ConfigError
-from ..settings.all_settings import ACCESS, CHANGELOG, MIRROR, SELECTION, named
+from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTION, named
 from ..settings.setting import Given, Setting, ValueKind
 from ..settings.vbucket_list import parse_vbuckets
 
@@ -27,6 +27,7 @@ __all__ = [
     "collection_options",
     "compact_settings",
     "config_option",
+    "history_settings",
     "json_option",
     "mirror_settings",
     "name_value_option",
@@ -121,6 +122,7 @@ _TIMEOUT: Final = named("connectTimeout")
 source_settings = _flags_of(*named("collections", "scope"), *ACCESS, *_TIMEOUT)
 mirror_settings = _flags_of(*_BATCH, *MIRROR)
 changelog_settings = _flags_of(*_BATCH, *CHANGELOG)
+history_settings = _flags_of(*_BATCH, *HISTORY)
 compact_settings = _flags_of(*named("keepVersions"))
 
 

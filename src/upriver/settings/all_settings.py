@@ -14,6 +14,7 @@ __all__ = [
     "ACCESS",
     "CHANGELOG",
     "COLUMN_ROLES",
+    "HISTORY",
     "MIRROR",
     "PASSWORD_VARIABLE",
     "PIPELINE",
@@ -198,6 +199,8 @@ MIRROR: Final = (
        "not know vectors", choices=("true", "false"), flag="--merge-on-read"),
 )
 # fmt: on
+#: Versions cannot be read again with wider columns, and say themselves how they ended.
+HISTORY: Final = tuple(one for one in MIRROR if one.name not in ("widenToText", "keepDeleted"))
 
 
 def named(*names: str) -> tuple[Setting, ...]:

@@ -1,4 +1,4 @@
-"""The keyword arguments of ``mirror`` and ``changelog``, for type checkers.
+"""The keyword arguments of ``mirror``, ``changelog`` and ``history``, for type checkers.
 
 Each is a setting of `all_settings` in snake case; a test compares both. At run time the names of
 Spark's options (``maxOffsetsPerTrigger``) are accepted too.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-__all__ = ["ChangelogOptions", "MirrorOptions", "PipelineOptions"]
+__all__ = ["ChangelogOptions", "HistoryOptions", "MirrorOptions", "PipelineOptions"]
 
 
 class PipelineOptions(TypedDict, total=False):
@@ -60,15 +60,20 @@ class ChangelogOptions(PipelineOptions, total=False):
     column_name_of_corrupt_record: str
 
 
-class MirrorOptions(PipelineOptions, total=False):
-    """Options of a mirror."""
+class HistoryOptions(PipelineOptions, total=False):
+    """Options of a history."""
 
     value_schema: str
     rename: str
     key_format: Literal["binary", "string"]
     key_pattern: str
-    widen_to_text: bool
-    keep_deleted: bool
     table_per_collection: bool
     groups: int
     merge_on_read: Literal["true", "false"]
+
+
+class MirrorOptions(HistoryOptions, total=False):
+    """Options of a mirror."""
+
+    widen_to_text: bool
+    keep_deleted: bool

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .functions.retraction import retract
     from .query_metrics import SourceListener
-    from .tables.pipelines import changelog, mirror
+    from .tables.pipelines import changelog, history, mirror
     from .tables.repair import repair
     from .tables.table_source import read_table
     from .tables.verify import verify
@@ -33,6 +33,7 @@ __all__ = [
     "changelog",
     "changes_for",
     "fold",
+    "history",
     "mirror",
     "parse",
     "read_table",
@@ -49,6 +50,7 @@ _late = lazily(
     {
         "SourceListener": ".query_metrics",
         "changelog": ".tables.pipelines",
+        "history": ".tables.pipelines",
         "mirror": ".tables.pipelines",
         "read_table": ".tables.table_source",
         "repair": ".tables.repair",

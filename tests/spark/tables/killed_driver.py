@@ -1,10 +1,10 @@
-"""A program that mirrors a bucket and kills itself after a step of a batch.
+"""A program that keeps a table of a bucket and kills itself after a step of a batch.
 
     python killed_driver.py SOURCE TABLE OPTIONS STEP COUNT [spark]
 
-OPTIONS are those of the pipeline, as a JSON object. It ends after the COUNTth time that it has done
-STEP, as nothing else can end it; without a STEP it goes on until somebody else kills it. Each line
-that it prints is a step that was done.
+OPTIONS are those of the pipeline, as a JSON object, and may name its ``kind``. It ends after the
+COUNTth time that it has done STEP, as nothing else can end it; without a STEP it goes on until
+somebody else kills it. Each line that it prints is a step that was done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main() -> None:
                 "spark.log.level": "ERROR",
             },
         )
-    settings = PipelineSettings.parse("mirror", source, json.loads(options))
+    given = json.loads(options)
+    settings = PipelineSettings.parse(given.pop("kind", "mirror"), source, given)
     start_pipeline(spark, settings, place_of(table, settings), on_step=on_step).wait()
 
 

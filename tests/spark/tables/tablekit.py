@@ -61,6 +61,11 @@ class ModelledBucket:
         newest = [value for _, name, value in self._history.get(vbucket, ()) if name == key]
         return bool(newest) and newest[-1] is not None
 
+    def changes_of(self, vbucket: int, key: bytes) -> dict[int, bytes | None]:
+        """By seqno the values that a document has had; None where it was deleted."""
+        changes = self._history.get(vbucket, ())
+        return {seqno: value for seqno, name, value in changes if name == key}
+
     def documents(self) -> Documents:
         newest = {
             key: value for changes in self._history.values() for _, key, value in sorted(changes)
@@ -81,6 +86,61 @@ def documents_of(table: Path | str, options: dict[str, str] | None = None) -> Do
     found = {row["key"]: row["value"] for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+def require_history(
+    table: Path | str, bucket: ModelledBucket, *, complete: bool = False
+) -> list[dict[str, Any]]:
+    """A history's rows: versions that the bucket had, without gap or overlap, up to what it has.
+
+    A ``complete`` one has all of them.
+    """
+    rows = rows_of(table)
+    for (vbucket, _, _, key), versions in _by_document(rows).items():
+        changes = bucket.changes_of(vbucket, key)
+        for row in versions:
+            begin, end = row["_valid_from_seqno"], row["_valid_to_seqno"]
+            assert row["value"] is not None
+            assert changes.get(begin) == row["value"], "the bucket has never had this version"
+            ends = [seqno for seqno in changes if seqno > begin]
+            assert (end in ends) if end is not None else not ends
+            assert end is None or end == min(ends) or not complete
+            if row["_ended_by"] == "deletion":
+                assert changes[end] is None
+        if complete:
+            values = {seqno for seqno, value in changes.items() if value is not None}
+            assert values == {row["seqno"] for row in versions}
+    current = {row["key"]: row["value"] for row in current_versions(rows)}
+    assert current == bucket.documents()
+    return rows
+
+
+def _by_document(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["seqno"]):
+        name = tuple(row[part] for part in ("vbucket", "scope", "collection", "key"))
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def current_versions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The current rows of a history, in which versions must follow each other."""
+    for versions in _by_document(rows).values():
+        for row, after in zip(versions, [*versions[1:], None], strict=True):
+            end = row["_valid_to_seqno"]
+            assert row["seqno"] == row["_valid_from_seqno"]
+            if row["_ended_by"] is None:
+                assert (end, row["_valid_to"], after) == (None, None, None)
+                continue
+            assert row["seqno"] <= end
+            assert row["_valid_from"] <= row["_valid_to"]
+            if row["_ended_by"] == "mutation":
+                assert after is not None
+                assert (end, row["_valid_to"]) == (after["seqno"], after["_valid_from"])
+            else:
+                assert row["_ended_by"] in ("deletion", "dropped")
+                assert after is None or after["seqno"] > end
+    return [row for row in rows if row["_valid_to_seqno"] is None]
 
 
 def caught_up(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from tablekit import PATIENCE, becomes, rows_of
+from tablekit import PATIENCE, becomes, current_versions, rows_of
 
 from upriver.errors import ConfigError
 from upriver.spark.tables.pipeline import Pipeline
@@ -29,9 +29,11 @@ def producer() -> Iterator[TemporaryProducer]:
         yield producer
 
 
-def started(producer: TemporaryProducer, table: Path, **options: Any) -> Pipeline:
-    """A mirror whose tasks run in this process."""
-    settings = PipelineSettings.parse("mirror", producer.source, options)
+def started(
+    producer: TemporaryProducer, table: Path, *, kind: str = "mirror", **options: Any
+) -> Pipeline:
+    """A pipeline whose tasks run in this process."""
+    settings = PipelineSettings.parse(kind, producer.source, options)
     return start_pipeline(None, settings, place_of(table, settings))
 
 
@@ -46,8 +48,10 @@ def put(producer: TemporaryProducer, collection: int, count: int, value: bytes =
         producer.write(b"k%d" % number, value, number % VBUCKETS, collection)
 
 
-def held(table: Path) -> Found:
+def held(table: Path, kind: str = "mirror") -> Found:
     rows = rows_of(table)
+    if kind == "history":
+        rows = current_versions(rows)
     found = {(row["scope"], row["collection"], row["key"]): row["value"] for row in rows}
     assert len(found) == len(rows)
     return found
@@ -166,10 +170,11 @@ def test_collections_of_a_mirror_are_followed_widened_and_narrowed(
     assert (compared.verdict, compared.equal) == ("equal", 7)
 
 
+@pytest.mark.parametrize("kind", ["mirror", "history"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("selection", [{}, {"scope": "a"}, {"collections": "a.x,b.y"}])
 def test_random_histories_of_collections_end_equal(
-    producer: TemporaryProducer, tmp_path: Path, seed: int, selection: dict[str, str]
+    producer: TemporaryProducer, tmp_path: Path, seed: int, selection: dict[str, str], kind: str
 ) -> None:
     table, bucket = tmp_path / "documents", producer.bucket
     chance = random.Random(f"{seed} {selection}")
@@ -214,12 +219,13 @@ def test_random_histories_of_collections_end_equal(
 
     for scope, name in (("a", "x"), ("b", "y")):
         create(scope, name)
-    caught_up(producer, table, **selection)
+    caught_up(producer, table, kind=kind, **selection)
     for _ in range(6):
         for _ in range(chance.randrange(5)):
             chance.choices([write, change, flush], [6, 4, 1])[0]()
-        caught_up(producer, table, max_offsets_per_trigger=chance.choice([7, 1000]), **selection)
-        assert held(table) == {
+        most = chance.choice([7, 1000])
+        caught_up(producer, table, kind=kind, max_offsets_per_trigger=most, **selection)
+        assert held(table, kind) == {
             (*name, key): value
             for name, documents in model.items()
             if is_chosen(*name)

@@ -13,12 +13,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tablekit import PATIENCE, Crash, ModelledBucket, documents_of, rows_of
+from tablekit import (
+    PATIENCE,
+    Crash,
+    ModelledBucket,
+    documents_of,
+    require_history,
+    rows_of,
+)
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables import lease as lease_module
 from upriver.spark.tables import table_set
-from upriver.spark.tables.format import key_index
+from upriver.spark.tables.format import key_index, row_cache
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
 from upriver.spark.tables.pipeline import Pipeline
@@ -81,14 +88,29 @@ def changed(
             bucket.write(vbucket, key, b"%d" % dice.randrange(10**6))
 
 
+def require_equal(table: Path, bucket: ModelledBucket, kind: str) -> None:
+    if kind == "history":
+        require_history(table, bucket)
+    else:
+        assert documents_of(table) == bucket.documents()
+
+
+@pytest.mark.parametrize("kind", ["mirror", "history"])
 @pytest.mark.parametrize("merge_on_read", [True, False], ids=["merge on read", "copy on write"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
 def test_random_histories_and_crashes_end_equal(
-    bucket: ModelledBucket, tmp_path: Path, seed: int, merge_on_read: bool
+    bucket: ModelledBucket,
+    tmp_path: Path,
+    seed: int,
+    merge_on_read: bool,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = tmp_path / "documents"
     dice = random.Random(seed)
+    monkeypatch.setattr(row_cache, "_SMALL", dice.choice([0, 2**20]))
     options = {
+        "kind": kind,
         "merge_on_read": merge_on_read,
         "compact_every": dice.choice([1, 3]),
         "keep_versions": dice.choice(["0s", "24h"]),
@@ -121,12 +143,12 @@ def test_random_histories_and_crashes_end_equal(
             compact(TablePlace.parse(table), seconds=dice.choice([0, 86_400]))
         else:
             caught_up(bucket, table, **options)
-            assert documents_of(table) == bucket.documents()
+            require_equal(table, bucket, kind)
     caught_up(bucket, table, **options)
-    assert documents_of(table) == bucket.documents()
+    require_equal(table, bucket, kind)
     if not merge_on_read:
         assert not (table / "_dv").exists()
-        assert DeltaTable(table).to_pyarrow_table().num_rows == len(bucket.documents())
+        assert DeltaTable(table).to_pyarrow_table().num_rows == len(rows_of(table))
 
 
 def test_a_rollback_takes_the_rows_of_an_older_version(
@@ -153,15 +175,25 @@ def test_a_rollback_takes_the_rows_of_an_older_version(
         assert documents_of(table) == bucket.documents()
 
 
+@pytest.mark.parametrize("kind", ["mirror", "history"])
 @pytest.mark.parametrize("merge_on_read", [True, False], ids=["merge on read", "copy on write"])
 def test_a_failover_at_any_step_is_followed(
-    bucket: ModelledBucket, tmp_path: Path, merge_on_read: bool, monkeypatch: pytest.MonkeyPatch
+    bucket: ModelledBucket,
+    tmp_path: Path,
+    merge_on_read: bool,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the first load on, at every step of a batch and of what follows it; once and twice."""
     monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 1)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
     table = tmp_path / "documents"
-    options = {"merge_on_read": merge_on_read, "compact_every": 1, "max_offsets_per_trigger": 40}
+    options = {
+        "kind": kind,
+        "merge_on_read": merge_on_read,
+        "compact_every": 1,
+        "max_offsets_per_trigger": 40,
+    }
     seen = set()
     for number, step in enumerate(("read", *STEPS)):
         for key in range(12):
@@ -177,7 +209,7 @@ def test_a_failover_at_any_step_is_followed(
 
         assert started(bucket, table, fail_over, **options).wait(PATIENCE)
         caught_up(bucket, table, **options)
-        assert documents_of(table) == bucket.documents()
+        require_equal(table, bucket, kind)
     assert {step for step, _ in seen} == set(STEPS) - {"table"}
 
 

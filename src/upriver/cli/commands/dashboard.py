@@ -131,8 +131,8 @@ def dashboard(
     for place in places:
         if not place.private.is_dir():
             raise ConfigError(
-                f"{place.root} is not a table of a pipeline; give the TABLE of upriver mirror "
-                "or changelog, or http://HOST:PORT of upriver serve --dashboard"
+                f"{place.root} is not a table of a pipeline; give the TABLE of upriver mirror, "
+                "changelog or history, or http://HOST:PORT of upriver serve --dashboard"
             )
     names = _names([place.root for place in places])
     progress = [

@@ -1,4 +1,4 @@
-"""``upriver verify``: whether a mirror is equal to its bucket."""
+"""``upriver verify``: whether a mirror or a history is equal to its bucket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def verify(
     """Compare a mirror with its bucket, document by document, at the mirror's positions.
 
     Documents that have changed since are not judged. A mirror of chosen collections is compared
-    with the same --collections or --scope.
+    with the same --collections or --scope. Of a history the current versions are compared, and the
+    versions of each document must follow each other without gap or overlap.
 
     \b
     Examples:
@@ -61,7 +62,7 @@ def verify(
     \b
     The exit status says what was found:
       0  equal: every document that could be compared
-      1  different: documents are missing, extra or not the same
+      1  different: documents are missing, extra or not the same, or versions do not fit
       2  unknown: it cannot be found out, after an error or a failover
       3  doubled: the table has several rows of one document
       4  nothing compared: there was no document to compare
@@ -104,6 +105,11 @@ def _lines(found: Comparison) -> Iterator[str]:
             f"{found.doubled} documents have several rows in the table: something beside the "
             "pipeline wrote to it; run upriver repair, or make the table anew"
         )
+    if found.broken:
+        yield (
+            f"{found.broken} documents have versions that overlap or leave a gap: something beside "
+            "the pipeline wrote to the table; restore an older version of it, or make it anew"
+        )
     if found.verdict == "nothing compared":
         yield (
             "no document could be compared: the bucket or this selection of it is empty, or all "
@@ -124,6 +130,7 @@ def _as_object(found: Comparison) -> dict[str, Any]:
         "extra": found.extra,
         "different": found.different,
         "doubled": found.doubled,
+        "broken": found.broken,
         "changed_later": found.changed_later,
         "incomparable_vbuckets": list(found.incomparable),
         "differences": [

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["CollectionEnd", "CollectionLog", "Name", "ended_rows"]
+__all__ = ["CollectionEnd", "CollectionLog", "Name", "ended_rows", "first_ends"]
 
 #: Scope and collection, as rows have them; the scope of an unknown collection is null.
 Name: TypeAlias = tuple[str | None, str]
@@ -83,6 +83,29 @@ def ended_rows(rows: pa.RecordBatch | pa.Table, ends: list[CollectionEnd]) -> np
             below[list(limits)] = list(limits.values())
             gone |= mine & (seqnos < below[vbuckets])
     return gone
+
+
+def first_ends(rows: pa.RecordBatch, ends: list[CollectionEnd]) -> npt.NDArray[np.int64]:
+    """At which seqno each row is ended first; 0 where none of the ends concerns it."""
+    found = np.zeros(rows.num_rows, np.int64)
+    places = _places(np.asarray(rows.column("vbucket")), np.asarray(rows.column("seqno")))
+    for name in dict.fromkeys((end.scope, end.collection) for end in ends):
+        mine = [end for end in ends if (end.scope, end.collection) == name]
+        vbuckets, seqnos = (np.array([end[at] for end in mine], np.int64) for at in (0, 1))
+        order = np.argsort(limits := _places(vbuckets, seqnos))
+        next_one = np.searchsorted(limits[order], places, "right")
+        at = order[np.minimum(next_one, len(mine) - 1)]
+        same = vbuckets[at] == np.asarray(rows.column("vbucket"))
+        chosen = named_rows(rows, {name}) & (next_one < len(mine)) & same
+        sooner = chosen & ((found == 0) | (seqnos[at] < found))
+        found[sooner] = seqnos[at][sooner]
+    return found
+
+
+def _places(vbuckets: npt.NDArray[Any], seqnos: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """A vbucket and a seqno as one number; no vbucket ever has had 2**48 changes."""
+    limited = np.minimum(seqnos.astype(np.uint64), np.uint64(2**48 - 1))
+    return (vbuckets.astype(np.uint64) << np.uint64(48)) | limited
 
 
 def named_rows(rows: pa.RecordBatch | pa.Table, names: set[Name]) -> npt.NDArray[np.bool_]:

@@ -59,7 +59,7 @@ from .offsets import (
     thinned,
 )
 
-__all__ = ["ObservedVBucket", "from_beginning", "from_latest", "from_positions", "plan"]
+__all__ = ["ObservedVBucket", "from_beginning", "from_latest", "from_positions", "plan", "shared"]
 
 _NO_LIMITS: Final = Limits()
 
@@ -215,7 +215,7 @@ def _start(
             log=_kept(facts.failover_log), purge_seqno=facts.purge_seqno or 0
         )
     elif facts.failover_log.newest.vbuuid != at.vbuuid:
-        progress = _gone_back(at, facts, _shared(at.log, facts))
+        progress = _gone_back(at, facts, shared(at.log, facts.failover_log, facts.high_seqno))
     elif _would_be_refused(at, facts):
         return _Start(_gone_back(at, facts, 0), facts.high_seqno, whole=True)
     else:
@@ -255,16 +255,15 @@ def _gone_back(at: VBucketProgress, facts: ObservedVBucket, shared: int) -> VBuc
     )
 
 
-def _shared(mine: FailoverLog, facts: ObservedVBucket) -> int:
+def shared(mine: FailoverLog, served: FailoverLog, high_seqno: int) -> int:
     """Up to which seqno the history that was read and the one that is served are the same."""
-    served = facts.failover_log
     if any(served.newest.vbuuid == entry.vbuuid for entry in mine):
         return 0  # the server went back in time, and nobody knows what it has written since
     left_at = NO_END
     for entry in mine:
-        until = served.branch_end(entry.vbuuid, facts.high_seqno)
+        until = served.branch_end(entry.vbuuid, high_seqno)
         if until is not None:
-            return min(until, left_at, facts.high_seqno)
+            return min(until, left_at, high_seqno)
         left_at = entry.seqno
     return 0
 

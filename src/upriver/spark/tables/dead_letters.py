@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ...errors import ConfigError
 from .executors import ThisProcess
-from .format.data_files import load_index, read_rows
+from .format.data_files import VALID_TO, load_index, read_rows
 from .format.delta_log import DataFile
 from .format.key_index import NAME_COLUMNS, hashes_of
 from .format.open_table import OpenTable
@@ -138,7 +138,9 @@ def _seqnos(tables: TableSet, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
         for file in table.files:
             if not len(load_index(table.storage, file, key).find(hashes)):
                 continue
-            for rows in read_rows(table.storage, file, [*NAME_COLUMNS, "seqno"]):
+            for rows in read_rows(table.storage, file, [*NAME_COLUMNS, "seqno", VALID_TO]):
+                if VALID_TO in rows.schema.names:
+                    rows = rows.filter(rows.column(VALID_TO).is_null())
                 chosen = rows.filter(pc.is_in(rows.column("key").cast(pa.binary()), names))
                 at = chosen.schema.get_field_index("key")
                 named = chosen.set_column(at, "key", chosen.column("key").cast(pa.binary()))

@@ -40,6 +40,7 @@ from .format.data_files import (
     rows_of_vbuckets,
 )
 from .format.delta_log import DataFile
+from .format.key_index import Hashes
 from .format.storage import FileGone, Storage
 from .rows.json_types import VOID, Type, merged
 from .rows.row_shape import LETTERS, MirrorShape
@@ -48,8 +49,10 @@ __all__ = [
     "BATCH_COLUMN",
     "VERSION_GONE",
     "Append",
+    "FoundRows",
     "Merge",
     "Outcome",
+    "add_rows",
     "change_schema",
     "collection_table",
     "files_of_groups",
@@ -144,12 +147,11 @@ class Merge:
 
             def files_of(table: str) -> RowFiles:
                 if table not in tables:
-                    files = RowFiles(self._place(table), self.shape.arrow_schema, key=self.key)
-                    tables[table] = stack.enter_context(files)
+                    tables[table] = stack.enter_context(self._files(table))
                 return tables[table]
 
             try:
-                for table, rows in self._restored_rows():
+                for table, rows in self._restored_rows(done.gone):
                     files_of(table).add(rows)
             except FileGone as problem:
                 raise UpriverError(f"{VERSION_GONE}: {problem}") from problem
@@ -171,15 +173,22 @@ class Merge:
                     done.seen[name] = merged(known, kind, to_text=True)
                 for table, part, chosen in self.by_table(made.rows, made.is_row):
                     files_of(table).add(part, chosen)
-            for table, files in tables.items():
-                done.gone[table] = self.replaced(table, files)
-                if written := files.finish():
-                    done.files[table] = written
             done.letters = letters.finish()
-        self._add_rolled_back(done.gone)
-        self._add_ended(done, log)
+            self._settle(done, log, tables)
         done.collections = log.met
         return done
+
+    def _files(self, table: str) -> RowFiles:
+        return RowFiles(self._place(table), self.shape.arrow_schema, key=self.key)
+
+    def _settle(self, done: Outcome, log: CollectionLog, tables: Mapping[str, RowFiles]) -> None:
+        """Finds what the batch replaces, and finishes its files."""
+        for table, files in tables.items():
+            done.gone[table] = self.replaced(table, files)
+            if written := files.finish():
+                done.files[table] = written
+        self._add_rolled_back(done.gone)
+        self._add_ended(done, log)
 
     def by_table(
         self, rows: pa.RecordBatch, is_row: npt.NDArray[np.bool_]
@@ -204,27 +213,29 @@ class Merge:
 
     def replaced(self, table: str, files: RowFiles) -> dict[str, npt.NDArray[np.uint32]]:
         """The rows of the table that are of documents of this batch."""
-        wanted, groups = files.wanted
-        found: dict[str, npt.NDArray[np.uint32]] = {}
-        if not len(wanted):
-            return found
+        return {file.name: rows for file, rows, _ in self._found(table, *files.wanted)}
+
+    def _found(
+        self, table: str, wanted: Hashes, groups: npt.NDArray[np.int32]
+    ) -> Iterator[tuple[DataFile, npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
+        """By file the rows of wanted documents, and which of these each row is of."""
         order = np.argsort(groups, kind="stable")
         wanted, groups = wanted.take(order), groups[order]
         place = self._place(table)
         for file in self.held.get(table, ()):
-            mine = wanted
+            first, last = 0, len(wanted)
             if file.groups is not None:
                 first, last = np.searchsorted(groups, [file.groups[0], file.groups[1] + 1])
+            if first < last and not file.closed:
                 mine = wanted.take(slice(first, last))
-            if len(mine):
-                rows = load_index(place, file, self.key).find(mine)
+                rows, which = load_index(place, file, self.key).find_pairs(mine)
                 if len(rows):
-                    found[file.name] = rows
-        return found
+                    yield file, rows, order[first:last][which]
 
     # ---- rollbacks -----------------------------------------------------------------------
 
-    def _restored_rows(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _restored_rows(self, gone: FoundRows) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """What vbuckets that go back have again; what goes for it is added to ``gone``."""
         columns = self.shape.arrow_schema.names
         for vbuckets, tables in self.restored:
             wanted = pa.array(sorted(vbuckets), pa.int32())
@@ -238,7 +249,7 @@ class Merge:
     def _add_rolled_back(self, gone: FoundRows) -> None:
         back = {step.vbucket for step in self.steps if step.rolls_back}
         for table, file in self._held_of(back):
-            _add(gone, table, file, rows_of_vbuckets(self._place(table), file, back))
+            add_rows(gone, table, file, rows_of_vbuckets(self._place(table), file, back))
 
     # ---- collections that were dropped, emptied or made anew -----------------------------
 
@@ -249,7 +260,7 @@ class Merge:
             concerned = {step.vbucket for step in self.steps}
         for table, file in self._held_of(concerned):
             rows = rows_of_collections(self._place(table), file, before, self.leaving)
-            _add(done.gone, table, file, rows)
+            add_rows(done.gone, table, file, rows)
         for table, files in done.files.items() if log.dropped else ():
             for new in files:
                 rows = rows_of_collections(self._place(table), new.file, log.ends)
@@ -266,7 +277,8 @@ class Merge:
         return self.storage.under(table) if table else self.storage
 
 
-def _add(gone: FoundRows, table: str, file: DataFile, rows: npt.NDArray[np.uint32]) -> None:
+def add_rows(gone: FoundRows, table: str, file: DataFile, rows: npt.NDArray[np.uint32]) -> None:
+    """Adds some rows of a file."""
     if len(rows):
         known = gone.setdefault(table, {})
         before = known.get(file.name, np.empty(0, np.uint32))

@@ -13,8 +13,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 from ... import telemetry
@@ -34,6 +35,7 @@ from .progress import PipelineStatus, ProgressBook
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
+from .versions import MergeVersions, stays_up_to
 
 __all__ = ["BatchLoop", "Pipeline"]
 
@@ -211,7 +213,7 @@ class BatchLoop:
                 target=target,
             ),
             patience=0.0 if target is not None else self._settings.read.long_poll,
-            can_restore=self._tables.can_restore if self._settings.kind == "mirror" else None,
+            can_restore=self._can_restore(),
         )
         if end is before:
             return False
@@ -233,7 +235,7 @@ class BatchLoop:
                 steps = steps_of(change, before, self._driver, self._chosen)
             else:
                 steps = steps_between(before, end)
-            outcomes = self._executors.run(self._tasks(steps, change, shape, anew=anew))
+            outcomes = self._executors.run(self._tasks(steps, end, change, shape, anew=anew))
             grown = shape.grown(one.seen for one in outcomes)
             if grown is None:
                 break
@@ -267,16 +269,22 @@ class BatchLoop:
         self._record(steps, outcomes, began, read, committed, lag, advance)
 
     def _tasks(
-        self, steps: Sequence[ReadStep], change: Change | None, shape: MirrorShape, *, anew: bool
+        self,
+        steps: Sequence[ReadStep],
+        end: Offset,
+        change: Change | None,
+        shape: MirrorShape,
+        *,
+        anew: bool,
     ) -> list[Append | Merge]:
         settings, tables = self._settings, self._tables
         options = self._chosen.options
         if change is not None:
             options = self._chosen.reading(frozenset(change.covered) if anew else change.new)
         assert options is not None
-        groups = shape.groups if settings.kind == "mirror" else 0
+        groups = shape.groups if settings.kind.documents else 0
         parts = divided(steps, groups, self._parallelism(steps))
-        if settings.kind == "changelog":
+        if not settings.kind.documents:
             batch = tables.state.batch + 1
             return [Append(tables.root, options, part, batch) for part in parts]
         key = tables.key
@@ -287,6 +295,11 @@ class BatchLoop:
             for version in {self._version_of(step) for step in steps if step.rolls_back}
             if version is not None
         }
+        task: Callable[..., Merge] = Merge
+        if settings.kind.versions:
+            before = tables.state.offset
+            kept = stays_up_to(before, end, steps) if before is not None else {}
+            task = partial(MergeVersions, kept=kept)
         made: list[Append | Merge] = []
         for part in parts:
             mine = {step.vbucket % groups for step in part}
@@ -301,7 +314,7 @@ class BatchLoop:
                     chosen = {vb % groups for vb in back}
                     restored.append((back, _of_groups(files, chosen)))
             made.append(
-                Merge(
+                task(
                     tables.root,
                     options,
                     shape,
@@ -317,10 +330,18 @@ class BatchLoop:
         return made
 
     def _version_of(self, step: ReadStep) -> int | None:
-        """The version with the rows that a vbucket goes back to; None if it goes back to 0."""
-        if not step.start:
+        """The version with the rows that a vbucket goes back to; None if none is needed."""
+        if not step.start or self._settings.kind.versions:
             return None
         return self._tables.state.versions[step.vbucket][step.start]
+
+    def _can_restore(self) -> Callable[[int, int], bool] | None:
+        """To which seqnos a vbucket can go back without being read from its beginning."""
+        if not self._settings.kind.documents:
+            return None  # a change log only notes it
+        if self._settings.kind.versions:
+            return lambda vbucket, seqno: True  # rows say from when to when they were valid
+        return self._tables.can_restore
 
     def _most_rows(self) -> int | None:
         """Changes of a batch: few of the first one, if columns are yet to be found in them."""

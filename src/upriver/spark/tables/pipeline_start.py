@@ -73,7 +73,7 @@ def start_pipeline(
         stack.callback(meter.close)
         identity = identity_properties(settings, watching.identity())
         shape = MirrorShape()
-        if settings.kind == "mirror":
+        if settings.kind.documents:
             shape = _shape(settings, held)
             identity |= {
                 SHAPE: shape.to_property(),
@@ -128,13 +128,13 @@ def _tables(
     identity: Mapping[str, str],
     on_step: Callable[[str], None],
 ) -> TableSet:
-    mirrored = settings.kind == "mirror"
-    schema = shape.arrow_schema if mirrored else change_schema(settings.read)
+    documents = settings.kind.documents
+    schema = shape.arrow_schema if documents else change_schema(settings.read)
     found = TableSet.open(place.storage, schema, settings.window, on_step)
     if found is not None:
         return found
     properties = {**identity, **_LEFT_TO_US, PIPELINE: _entropy.uuid4().hex}
-    if mirrored:
+    if documents:
         properties[HASH_KEY] = _entropy.token_hex(16)
     return TableSet.create(place.storage, schema, properties, settings.window, on_step)
 
@@ -163,6 +163,7 @@ def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> Mirror
         to_text=settings.widen_to_text,
         keys=KeyColumns(settings.key_text, settings.key_pattern),
         sources=settings.rename,
+        versions=settings.kind.versions,
     )
     if before is not None and before.schema == schema:
         shape = replace(shape, full=before.full)

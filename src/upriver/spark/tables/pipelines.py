@@ -1,4 +1,4 @@
-"""The functions that start a pipeline: `changelog` and `mirror`."""
+"""The functions that start a pipeline: `changelog`, `mirror` and `history`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 from ..._extras import extra
-from ...settings.pipeline_options import ChangelogOptions, MirrorOptions
+from ...settings.pipeline_options import ChangelogOptions, HistoryOptions, MirrorOptions
 from .settings import PipelineSettings
 
 with extra("spark"):
@@ -16,7 +16,7 @@ with extra("spark"):
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["changelog", "mirror"]
+__all__ = ["changelog", "history", "mirror"]
 
 
 def changelog(
@@ -32,6 +32,21 @@ def changelog(
     them: ``maxOffsetsPerTrigger=1000`` or ``max_offsets_per_trigger=1000``.
     """
     settings = PipelineSettings.parse("changelog", source, options)
+    return start_pipeline(spark, settings, place_of(table, settings))
+
+
+def history(
+    spark: SparkSession,
+    *,
+    source: str,
+    table: str | os.PathLike[str],
+    **options: Unpack[HistoryOptions],
+) -> Pipeline:
+    """Starts to keep every version of the documents of a bucket, with when it began and ended.
+
+    ``options`` are those of the format ``dcp`` and of histories, as for `changelog`.
+    """
+    settings = PipelineSettings.parse("history", source, options)
     return start_pipeline(spark, settings, place_of(table, settings))
 
 

@@ -79,6 +79,11 @@ def repair(
     place = place_of(table, settings)
     with held_lease(place.storage) as lease:
         mirror = held_mirror(spark, settings, place)
+        if mirror.shape.versions:
+            raise ConfigError(
+                f"{place} is a history, and the bucket does not have older versions any more, so "
+                "it cannot be repaired; restore an older version of the table, or give a new one"
+            )
         _require_same_branches(mirror.others)
         judged = judgements(mirror).persist()
         try:

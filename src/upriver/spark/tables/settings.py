@@ -10,18 +10,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from ...errors import ConfigError
-from ...settings.all_settings import CHANGELOG, MIRROR
 from ...settings.setting import Given
 from ..options import ReadOptions
 from ..source.offsets import SourceIdentity
+from .kinds import HISTORY_TABLE, KINDS, TableKind
 from .upkeep.retention import Window
 
 __all__ = ["PipelineSettings", "identity_properties", "require_same"]
-
-TableKind = Literal["changelog", "mirror"]
 
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
 _BATCH: Final = "1000000"
@@ -84,9 +82,13 @@ class PipelineSettings:
     groups: int = 64
 
     @classmethod
-    def parse(cls, kind: TableKind, source: str, options: Mapping[str, Any]) -> Self:
-        """Reads options in any spelling of Python or Spark; ConfigError names what is wrong."""
-        table = MIRROR if kind == "mirror" else CHANGELOG
+    def parse(cls, name: str, source: str, options: Mapping[str, Any]) -> Self:
+        """Reads options in any spelling of Python or Spark; ConfigError names what is wrong.
+
+        ``name`` is that of the kind of table.
+        """
+        kind = KINDS[name]
+        table = kind.settings
         mine: dict[str, str] = {}
         theirs = {"connectionString": source}
         known = {setting.name.lower() for setting in table}
@@ -103,9 +105,9 @@ class PipelineSettings:
         read = ReadOptions.parse(theirs).for_stream()
         if read.restate_on_rollback:
             raise ConfigError("onRollback: restate is for sinks; tables undo rollbacks themselves")
-        for name in ("columns", *(_NOT_FOR_MIRRORS if kind == "mirror" else ())):
+        for name in ("columns", *(_NOT_FOR_MIRRORS if kind.documents else ())):
             if name in read.given:
-                raise ConfigError(f"{name} has no meaning for a {kind}")
+                raise ConfigError(f"{name} has no meaning for a {kind.name}")
         common: dict[str, Any] = {
             "kind": kind,
             "source": theirs,
@@ -114,7 +116,7 @@ class PipelineSettings:
             "storage": storage_options(given["storageOptions"]),
             **given.fields("once", "trigger", "compactEvery", "allowChange"),
         }
-        if kind == "changelog":
+        if not kind.documents:
             return cls(**common)
         return cls(
             **common,
@@ -122,8 +124,8 @@ class PipelineSettings:
             key_text=given["keyFormat"] == "string",
             key_pattern=given["keyPattern"] or "",
             rename=_renamed(given["rename"]),
-            **given.fields("valueSchema", "widenToText", "keepDeleted"),
-            **given.fields("tablePerCollection", "groups"),
+            **given.fields("valueSchema", "tablePerCollection", "groups"),
+            **({} if kind.versions else given.fields("widenToText", "keepDeleted")),
             merge_on_read=given["mergeOnRead"] == "true",
         )
 
@@ -172,7 +174,7 @@ def identity_properties(settings: PipelineSettings, source: SourceIdentity) -> d
     }
     return {
         FORMAT: NEWEST_FORMAT,
-        KIND: settings.kind,
+        KIND: settings.kind.name,
         _SOURCE: str(read.source),
         _BUCKET: source.bucket,
         _BUCKET_UUID: source.bucket_uuid,
@@ -218,7 +220,10 @@ def require_same(
         if name == _SOURCE or held == value:
             continue
         changeable = (name == SELECTION and _same_members(held, value, "vbuckets", "noValue")) or (
-            name == SHAPE and _same_members(held, value, "groups")
+            # other columns have all rows read anew, and older versions cannot be
+            name == SHAPE
+            and _same_members(held, value, "groups")
+            and wanted.get(KIND) != HISTORY_TABLE.name
         )
         if may_change and changeable:
             changed[name] = value

@@ -35,7 +35,7 @@ from ..source.filter_classes import (
     LessThan,
     LessThanOrEqual,
 )
-from .format.data_files import GROUP, cast_rows, read_rows
+from .format.data_files import GROUP, VALID_TO, cast_rows, read_rows
 from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile, Snapshot, read_snapshot
 from .format.key_index import NAME_COLUMNS
@@ -249,6 +249,11 @@ class ChangeFeedReader(DataSourceReader):
         new = _snapshot(self._given, "endingVersion")
         if missing := [name for name in NAME_COLUMNS if name not in _names(new)]:
             raise ConfigError(f"readChangeFeed: the table has no column {missing[0]}: no mirror")
+        if VALID_TO in _names(new):
+            raise ConfigError(
+                "readChangeFeed: a history has a row for each change; compare _valid_from_seqno "
+                "and _valid_to_seqno instead"
+            )
         schema = new.arrow_schema()
         schema = pa.schema([schema.field(name) for name in self._names])
         before = _differing(old.files, new.files)

@@ -1,4 +1,4 @@
-"""Compares a mirror with the bucket it is of, document by document, in Spark.
+"""Compares a mirror or a history with the bucket it is of, document by document, in Spark.
 
 Both sides are made by executors' Python: the table's rows are read with its deletion vectors, and
 the bucket's documents get the same shape as the rows that pipelines write.
@@ -7,6 +7,9 @@ The mirror is at positions: a seqno of a branch for each vbucket. The bucket is 
 which may be later. So only what was last changed at or below the mirror's seqno can be compared; a
 document that has changed since is counted as changed later and not judged. A vbucket that has gone
 over to another branch since cannot be compared at all, until the pipeline has followed.
+
+Of a history the current versions are compared in this way. Besides, the versions of each document
+must follow each other: each ends where the next begins, unless the document was gone in between.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from .commit_state import positions_of
 from .documents_source import GONE, documents_as_rows
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
+from .kinds import KINDS
 from .pipeline_start import held_properties, place_of
 from .places import TablePlace
-from .rows.row_shape import MirrorShape
+from .rows.row_shape import VERSION_COLUMNS, MirrorShape
 from .settings import (
+    KIND,
     PIPELINE,
     SHAPE,
     ForeignTable,
@@ -57,22 +62,25 @@ __all__ = [
 ]
 
 #: Compared by themselves or of no meaning to a comparison: a branch number counts our rollbacks.
-_NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch"})
+_NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch", "ended", "broken"})
 
 
 #: What a comparison comes to. A table with doubled rows is broken, whatever the bucket holds; and
 #: where no document could be compared, nothing is known to be equal.
 Verdict = Literal["equal", "different", "doubled", "unknown", "nothing compared"]
 #: How a document is judged, as far as it is wrong.
-WRONG: Final = ("missing", "extra", "different", "doubled")
+WRONG: Final = ("missing", "extra", "different", "doubled", "broken")
+#: Whether a version of a history does not fit the next one, and whether it has ended.
+_BROKEN: Final = "broken"
+_ENDED: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A document that is not the same on both sides."""
 
-    #: missing (in the mirror), extra (in the mirror), different, or doubled (several rows of the
-    #: mirror are this document).
+    #: missing (in the mirror), extra (in the mirror), different, doubled (several rows of the
+    #: mirror are this document), or broken (its versions in a history overlap or leave a gap).
     kind: str
     vbucket: int
     scope: str | None
@@ -94,6 +102,8 @@ class Comparison:
     different: int = 0
     #: Documents of which the mirror has more than one row, whatever the rows say.
     doubled: int = 0
+    #: Documents whose versions in a history overlap or leave a gap.
+    broken: int = 0
     #: Documents that the bucket has changed after the mirror's positions.
     changed_later: int = 0
     #: Vbuckets that have gone over to another branch since.
@@ -103,7 +113,7 @@ class Comparison:
     @property
     def differing(self) -> int:
         """Documents that are not the same on both sides."""
-        return self.missing + self.extra + self.different + self.doubled
+        return self.missing + self.extra + self.different + self.doubled + self.broken
 
     @property
     def verdict(self) -> Verdict:
@@ -150,7 +160,7 @@ def verify(
 
 
 def held_mirror(spark: SparkSession, settings: PipelineSettings, place: TablePlace) -> HeldMirror:
-    """A mirror beside its bucket; ConfigError if it is none, or of something else."""
+    """A mirror or history beside its bucket; ConfigError if it is none, or of something else."""
     register(spark)
     try:
         held = held_properties(place)
@@ -159,6 +169,7 @@ def held_mirror(spark: SparkSession, settings: PipelineSettings, place: TablePla
     if held is None or SHAPE not in held:
         what = "a change log; fold it and compare that" if held is not None else "no mirror"
         raise ConfigError(f"{place} is {what}")
+    settings = replace(settings, kind=KINDS.get(held[KIND], settings.kind))
     driver = Driver(settings.read)
     try:
         identity = identity_properties(settings, driver.identity())
@@ -238,7 +249,8 @@ def _mirror(
     if rows is None:
         raise ConfigError(f"{place} has no table of a collection yet")
     reading = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-    changes = documents_as_rows(spark, *_there(reading, settings.read, live), shape)
+    as_mirrored = replace(shape, versions=False)
+    changes = documents_as_rows(spark, *_there(reading, settings.read, live), as_mirrored)
     return HeldMirror(rows, changes, shape, positions_of(tables.state.offset))
 
 
@@ -249,13 +261,18 @@ def judgements(mirror: HeldMirror) -> DataFrame:
     others = mirror.others
     comparable = ~f.col("vbucket").isin(list(others)) if others else f.lit(True)
     states = newest_rows(mirror.changes)
-    bucket = _hashed(states.where(comparable)).withColumn("mirrored", f.lit(False))
-    table = _hashed(mirror.rows.where(comparable).withColumn(GONE, f.lit(False))).withColumn(
-        "mirrored", f.lit(True)
-    )
+    no, yes = f.lit(False), f.lit(True)
+    bucket = _hashed(states.where(comparable).withColumns({_ENDED: no, _BROKEN: no}))
+    rows = mirror.rows.where(comparable).withColumn(GONE, no)
+    if mirror.shape.versions:
+        rows = _judged_versions(rows).drop(*VERSION_COLUMNS)
+    else:
+        rows = rows.withColumns({_ENDED: no, _BROKEN: no})
+    bucket = bucket.withColumn("mirrored", no)
+    table = _hashed(rows).withColumn("mirrored", yes)
     # one shuffle of both sides: a document's rows meet, however many there are of it
     documents = bucket.unionByName(table).groupBy(*DOCUMENT)
-    in_bucket, in_mirror = ~f.col("mirrored"), f.col("mirrored")
+    in_bucket, in_mirror = ~f.col("mirrored"), f.col("mirrored") & ~f.col(_ENDED)
     met = documents.agg(
         f.count_if(in_bucket & ~f.col(GONE)).alias("in_bucket"),
         f.count_if(in_mirror).alias("in_mirror"),
@@ -263,10 +280,12 @@ def judgements(mirror: HeldMirror) -> DataFrame:
         f.max(f.when(in_mirror, f.col("seqno"))).alias("mirror_seqno"),
         f.max(f.when(in_bucket, f.col("hash"))).alias("bucket_hash"),
         f.max(f.when(in_mirror, f.col("hash"))).alias("mirror_hash"),
+        f.max(_BROKEN).alias(_BROKEN),
     )
     known = _seqno_of(mirror.positions, f.col("vbucket"))
     verdict = (
         f.when(f.col("in_mirror") > 1, "doubled")
+        .when(f.col(_BROKEN), "broken")
         .when(f.col("bucket_seqno") > known, "changed later")
         .when((f.col("in_bucket") == 0) & (f.col("in_mirror") == 0), "gone")
         .when(f.col("in_mirror") == 0, "missing")
@@ -313,7 +332,26 @@ def _hashed(rows: DataFrame) -> DataFrame:
     columns = [f.col(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
     # the hash passes over nulls, so which columns are null is told by itself
     nulls = [column.isNull() for column in columns]
-    return rows.select(*DOCUMENT, "seqno", GONE, f.xxhash64(*columns, *nulls).alias("hash"))
+    told = f.xxhash64(*columns, *nulls).alias("hash")
+    return rows.select(*DOCUMENT, "seqno", GONE, _ENDED, _BROKEN, told)
+
+
+def _judged_versions(rows: DataFrame) -> DataFrame:
+    """Versions, whether they have ended, and whether they do not fit the next one."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    following = Window.partitionBy(*DOCUMENT).orderBy("seqno")
+    begin, end, began, ended, by = map(f.col, VERSION_COLUMNS)
+    next_begin, next_began = f.lead(begin).over(following), f.lead(began).over(following)
+    fits = (
+        f.when(end.isNull(), next_begin.isNull() & ended.isNull() & by.isNull())
+        .when(by == "mutation", next_begin.eqNullSafe(end) & next_began.eqNullSafe(ended))
+        .otherwise(f.coalesce(next_begin > end, f.lit(True)) & ended.isNotNull() & by.isNotNull())
+    )
+    wrong = ~(fits & (begin == f.col("seqno")) & f.coalesce(end >= begin, f.lit(True)))
+    judged = f.coalesce(wrong, f.lit(True))
+    return rows.withColumns({_ENDED: end.isNotNull(), _BROKEN: judged})
 
 
 def _seqno_of(positions: Mapping[int, tuple[int, int]], vbucket: Column) -> Column:

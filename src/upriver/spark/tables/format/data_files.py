@@ -51,6 +51,8 @@ _READ_ROWS: Final = 64 * 1024
 _MOST_INDEX_BYTES: Final = 256 * 1024 * 1024
 
 GROUP: Final = "vbucket_group"
+#: In a history, null in rows that are current: only these are looked up by a document's name.
+VALID_TO: Final = "_valid_to_seqno"
 
 
 @dataclass(slots=True)
@@ -124,11 +126,12 @@ class _OpenFile:
         lows, highs = _limits(footer)
         newest = highs.pop("event_time", None)
         lows.pop("event_time", None)
+        current = _nulls(footer, VALID_TO)
         stats = {
             "numRecords": self.rows,
             "minValues": lows,
             "maxValues": highs,
-            "nullCount": {},
+            "nullCount": {VALID_TO: current} if current is not None else {},
             "tightBounds": True,
         }
         groups = (lows[GROUP], highs[GROUP]) if GROUP in lows else None
@@ -139,6 +142,7 @@ class _OpenFile:
             stats=json.dumps(stats, separators=(",", ":")),
             modified=int(time.time() * 1000),
             groups=groups,
+            closed=current == 0,
         )
         return NewFile(described, newest)
 
@@ -345,11 +349,14 @@ def rows_of_collections(
     storage: Storage, file: DataFile, ends: list[CollectionEnd], gone: Collection[Name] = ()
 ) -> npt.NDArray[np.uint32]:
     """The numbers of rows that collections have lost, or that are of collections ``gone``."""
+    columns = ["vbucket", "seqno", "scope", "collection", VALID_TO]
     with storage.source(file.path) as source:
-        rows = pq.ParquetFile(source).read(columns=["vbucket", "seqno", "scope", "collection"])
+        rows = pq.ParquetFile(source).read(columns=columns)  # those that the file has
     if not rows.num_rows:
         return np.empty(0, np.uint32)
     chosen = ended_rows(rows, ends) | named_rows(rows, set(gone))
+    if VALID_TO in rows.column_names:  # what has ended stays as it is
+        chosen &= np.asarray(rows.column(VALID_TO).is_null())
     return np.flatnonzero(chosen).astype(np.uint32)
 
 
@@ -387,8 +394,22 @@ def _stored_index(storage: Storage, file: DataFile) -> KeyIndex | None:
 
 def _built_index(storage: Storage, file: DataFile, key: bytes) -> KeyIndex:
     with storage.source(file.path) as source:
-        names = pq.ParquetFile(source).read(columns=list(NAME_COLUMNS))
-    return KeyIndex.build(hashes_of(names, key), np.arange(names.num_rows))
+        # a column that the file lacks is left out
+        names = pq.ParquetFile(source).read(columns=[*NAME_COLUMNS, VALID_TO])
+    rows = np.arange(names.num_rows)
+    if VALID_TO in names.column_names:
+        current = names.column(VALID_TO).is_null()
+        names, rows = names.filter(current), rows[np.asarray(current)]
+    return KeyIndex.build(hashes_of(names, key), rows)
+
+
+def _nulls(footer: Any, column: str) -> int | None:
+    """How many nulls a column has, if it is there."""
+    for at in range(footer.num_columns):
+        if footer.schema.column(at).path == column:
+            parts = [footer.row_group(group).column(at) for group in range(footer.num_row_groups)]
+            return sum(int(part.statistics.null_count) for part in parts)
+    return None
 
 
 def _limits(footer: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -71,6 +71,8 @@ class DataFile:
     partition: Mapping[str, str | None] = field(default_factory=dict)
     #: The least and the greatest `vbucket_group` of its rows, if that is known.
     groups: tuple[int, int] | None = None
+    #: Whether all its rows are versions of documents that have ended: no change concerns them.
+    closed: bool = False
 
     @property
     def path(self) -> str:
@@ -97,6 +99,7 @@ class DataFile:
     def of_add(cls, add: Mapping[str, Any]) -> Self:
         stats = json.loads(add.get("stats") or "{}")
         low = (stats.get("minValues") or {}).get("vbucket_group")
+        open_rows = (stats.get("nullCount") or {}).get("_valid_to_seqno")
         high = (stats.get("maxValues") or {}).get("vbucket_group")
         if "numRecords" not in stats:
             raise ConfigError(f"the file {add['path']} has no number of rows in the table's log")
@@ -109,6 +112,7 @@ class DataFile:
             vector=add.get("deletionVector"),
             partition=dict(add.get("partitionValues") or {}),
             groups=(low, high) if low is not None and high is not None else None,
+            closed=open_rows == 0,
         )
 
     def add_action(self, *, data_change: bool = True) -> dict[str, Any]:

@@ -54,6 +54,17 @@ class Hashes:
             return cls(np.empty(0, np.uint64), np.empty(0, np.uint64))
         return cls(np.concatenate([p.high for p in parts]), np.concatenate([p.low for p in parts]))
 
+    def followers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Where each document is there next, or -1; and whether a place is its first."""
+        order = np.lexsort((np.arange(len(self)), self.low, self.high))
+        high, low = self.high[order], self.low[order]
+        same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        following = np.full(len(self), -1, np.int64)
+        following[order[:-1][same]] = order[1:][same]
+        is_first = np.ones(len(self), bool)
+        is_first[order[1:][same]] = False
+        return following, is_first
+
     def newest(self) -> npt.NDArray[np.bool_]:
         """Of documents that are there several times, the last."""
         order = np.argsort(self.high, kind="stable")
@@ -83,16 +94,22 @@ class KeyIndex:
 
     def find(self, wanted: Hashes) -> npt.NDArray[np.uint32]:
         """The rows that are of wanted documents."""
+        return self.find_pairs(wanted)[0]
+
+    def find_pairs(self, wanted: Hashes) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """The same, and for each row which of the wanted documents it is of."""
         held = self.hashes
         first = np.searchsorted(held.high, wanted.high, "left")
         count = np.searchsorted(held.high, wanted.high, "right") - first
         hit = np.flatnonzero(count)
-        found: list[npt.NDArray[np.uint32]] = []
+        rows, which = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
         for step in range(int(count.max(initial=0))):
             hit = hit[count[hit] > step]
             at = first[hit] + step
-            found.append(self.rows[at[held.low[at] == wanted.low[hit]]])
-        return np.concatenate(found) if found else np.empty(0, np.uint32)
+            same = held.low[at] == wanted.low[hit]
+            rows.append(self.rows[at[same]])
+            which.append(hit[same])
+        return np.concatenate(rows), np.concatenate(which)
 
     def to_bytes(self, file_rows: int) -> bytes:
         body = self.hashes.high.tobytes() + self.hashes.low.tobytes() + self.rows.tobytes()

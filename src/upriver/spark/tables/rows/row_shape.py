@@ -5,7 +5,11 @@
 
 Values are bytes, text, or columns. What is no text, or no JSON object, is null there and keeps its
 bytes in ``_corrupt_record``; members that do not fit their columns are in ``_rescued``, as JSON.
-With `keep_deleted` there is ``deleted``.
+With `keep_deleted` there is ``deleted``. A history has, besides,
+
+    _valid_from_seqno, _valid_to_seqno, _valid_from, _valid_to, _ended_by
+
+of which all but the first and the third are null in current versions (see `versions`).
 
 The columns of a schema may follow the documents: what tasks have seen that the schema lacks makes
 a wider shape (`MirrorShape.grown`).
@@ -16,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -27,12 +32,21 @@ import pyarrow.compute as pc
 from ....errors import ConfigError
 from ....model import Op
 from ...options import ReadOptions
-from ..format.data_files import GROUP
+from ..format.data_files import GROUP, VALID_TO
 from .json_columns import JsonColumns
 from .json_types import VOID, Type, count, merged, settled
 from .key_columns import KeyColumns
 
-__all__ = ["CORRUPT", "LETTERS", "NO_COLUMNS", "RESCUED", "MirrorShape", "ShapedRows"]
+__all__ = [
+    "CORRUPT",
+    "ENDED_BY",
+    "LETTERS",
+    "NO_COLUMNS",
+    "RESCUED",
+    "VERSION_COLUMNS",
+    "MirrorShape",
+    "ShapedRows",
+]
 
 CORRUPT: Final = "_corrupt_record"
 RESCUED: Final = "_rescued"
@@ -54,8 +68,18 @@ _METADATA: Final[dict[str, Any]] = {
     "event_time": _TIMESTAMP,
     "branch": pa.int32(),
 }
+#: How a version ended: the ``op`` of the change that did it, or that its collection was dropped.
+ENDED_BY: Final = "_ended_by"
+#: What a history has besides.
+VERSION_COLUMNS: Final[dict[str, Any]] = {
+    "_valid_from_seqno": pa.int64(),
+    VALID_TO: pa.int64(),
+    "_valid_from": _TIMESTAMP,
+    "_valid_to": _TIMESTAMP,
+    ENDED_BY: pa.string(),
+}
 _OURS: Final = frozenset({"key", *_METADATA, GROUP, CORRUPT, RESCUED, "gone", "change", "deleted"})
-_TAKEN: Final = _OURS | {"value"}
+_TAKEN: Final = _OURS | VERSION_COLUMNS.keys() | {"value"}
 #: What is put aside of a change whose value does not fit the schema.
 LETTERS: Final = pa.schema(
     [
@@ -101,6 +125,8 @@ class MirrorShape:
     keys: KeyColumns = field(default_factory=KeyColumns)
     #: By column the member that it is taken from, if that has another name: a path with dots.
     sources: tuple[tuple[str, str], ...] = ()
+    #: Whether rows are versions, of a history. Then columns that are there keep their types.
+    versions: bool = False
 
     def __post_init__(self) -> None:
         if self.text and self.schema:
@@ -133,6 +159,7 @@ class MirrorShape:
         told |= {"keyFormat": "string"} if self.keys.text else {}
         told |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
         told |= {"rename": dict(self.sources)} if self.sources else {}
+        told |= {"versions": True} if self.versions else {}
         return json.dumps(told | ({"full": True} if self.full else {}))
 
     def to_json(self) -> str:
@@ -152,6 +179,7 @@ class MirrorShape:
             to_text=told.get("toText", False),
             keys=KeyColumns(told.get("keyFormat") == "string", told.get("keyPattern", "")),
             sources=tuple(told.get("rename", {}).items()),
+            versions=told.get("versions", False),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,6 +228,8 @@ class MirrorShape:
         columns.append((GROUP, pa.int32()))
         if self.keep_deleted:
             columns.append(("deleted", pa.bool_()))
+        if self.versions:
+            columns += VERSION_COLUMNS.items()
         return pa.schema(columns)
 
     def grown(self, found: Iterable[Mapping[str, Type]]) -> MirrorShape | None:
@@ -208,6 +238,8 @@ class MirrorShape:
         types = dict(self._types)
         for seen in found:
             for name, kind in seen.items():
+                if name in types and self.versions:
+                    continue  # older versions cannot be read again: what does not fit is rescued
                 if name in types:
                     types[name] = settled(merged(types[name], kind, to_text=self.to_text))
                 else:
@@ -266,11 +298,24 @@ class MirrorShape:
             columns["deleted"] = pc.invert(lives)
         else:
             made.is_row = lives.to_numpy(zero_copy_only=False)
+        if self.versions:
+            columns |= _current(changes)
         schema = self.arrow_schema
         made.rows = pa.RecordBatch.from_arrays(
             [columns[name] for name in schema.names], schema=schema
         )
         return made
+
+
+def _current(changes: pa.RecordBatch) -> dict[str, Any]:
+    """The columns of versions that begin now; ``_ended_by`` says how each ends the one before."""
+    nothing = {name: pa.nulls(changes.num_rows, kind) for name, kind in VERSION_COLUMNS.items()}
+    read_now = pa.scalar(datetime.now(UTC), _TIMESTAMP)
+    return nothing | {
+        "_valid_from_seqno": changes.column("seqno"),
+        "_valid_from": pc.fill_null(changes.column("event_time"), read_now),
+        ENDED_BY: changes.column("op"),
+    }
 
 
 def _letters(changes: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch | None:

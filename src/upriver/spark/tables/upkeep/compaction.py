@@ -3,7 +3,8 @@
 A file is rewritten when a fifth of its rows are gone. Small files are put together by size: when
 there are several of about the same size that hold the same groups of vbuckets, they become one, so
 every row is rewritten only a few times however large the table becomes. What has become large is
-divided into a file for each group.
+divided into a file for each group. Versions of a history that have ended lie in files of their own,
+which lose rows only by a rollback, and are put together only with each other.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..format.data_files import MOST_GATHERED, NewFile, RowFiles, cast_rows, read_rows
+from ..format.data_files import MOST_GATHERED, VALID_TO, NewFile, RowFiles, cast_rows, read_rows
 from ..format.delta_log import DataFile
 from ..format.storage import Storage
 
@@ -72,19 +74,29 @@ class Rewrite:
     def run(self) -> Rewritten:
         most = min(MOST_GATHERED, max(1, sum(f.size for f in self.files)))
         large = sum(file.size for file in self.files) >= _LARGE
-        with RowFiles(
-            self.storage,
-            self.schema,
-            key=self.key,
-            grouped=self.divided and large,
-            most_gathered=most if large else MOST_GATHERED,
-        ) as out:
+
+        def files(key: bytes | None) -> RowFiles:
+            return RowFiles(
+                self.storage,
+                self.schema,
+                key=key,
+                grouped=self.divided and large,
+                most_gathered=most if large else MOST_GATHERED,
+            )
+
+        # of a history: what has ended lies apart from what is current
+        with files(self.key) as out, files(None) as ended:
             for file in self.files:
                 for rows in read_rows(
                     self.storage, file, self.schema.names, but=self.gone.get(file.name)
                 ):
-                    out.add(cast_rows(rows, self.schema))
-            return Rewritten(self.files, out.finish())
+                    shaped = cast_rows(rows, self.schema)
+                    if VALID_TO in self.schema.names:
+                        has_ended = shaped.column(VALID_TO).is_valid()
+                        ended.add(shaped.filter(has_ended))
+                        shaped = shaped.filter(pc.invert(has_ended))
+                    out.add(shaped)
+            return Rewritten(self.files, [*out.finish(), *ended.finish()])
 
 
 def chosen_for_compaction(
@@ -95,7 +107,7 @@ def chosen_for_compaction(
     Of what is due, ``most_bytes`` are chosen, or all; the second value says whether more is due.
     """
     chosen: list[list[DataFile]] = []
-    alike: dict[tuple[Any, int], list[DataFile]] = {}
+    alike: dict[tuple[Any, int, bool], list[DataFile]] = {}
     for file in sorted(files, key=lambda file: file.size):
         one_group = file.groups[0] if file.groups and file.groups[0] == file.groups[1] else None
         if file.size >= _LARGE:
@@ -103,9 +115,9 @@ def chosen_for_compaction(
                 chosen.append([file])
         elif everything:
             kind = one_group if file.size >= _SMALL else None
-            alike.setdefault((kind, 0), []).append(file)
+            alike.setdefault((kind, 0, file.closed), []).append(file)
         else:
-            alike.setdefault((one_group, _size_class(file)), []).append(file)
+            alike.setdefault((one_group, _size_class(file), file.closed), []).append(file)
     for some in alike.values():
         if len(some) >= (2 if everything else _MOST_ALIKE):
             chosen += _cut(some)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from ..format import deletion_vectors, key_index
+from ..format import deletion_vectors, key_index, row_cache
 from ..format.delta_log import (
     LOG,
     DataFile,
@@ -28,6 +28,7 @@ from ..format.delta_log import (
     read_snapshot,
 )
 from ..format.key_index import index_path
+from ..format.row_cache import cache_path
 from ..format.storage import Storage
 
 __all__ = ["MOST_VERSIONS", "Retention", "Window"]
@@ -127,6 +128,8 @@ class Retention:
             once_named |= set(commit.named)
             needed |= set(commit.named) if version > oldest else set()
         needed |= {index_path(path) for path in needed if path.endswith(".parquet")}
+        needed |= {cache_path(file.path) for file in snapshot.files.values()}
+        once_named |= {cache_path(path) for path in once_named if path.endswith(".parquet")}
         once_named |= {index_path(path) for path in once_named if path.endswith(".parquet")}
         late = datetime.fromtimestamp(time.time(), UTC) - _IN_FLIGHT
         doomed = [
@@ -164,6 +167,6 @@ def _paths(files: Any) -> set[str]:
 def _is_ours(path: str) -> bool:
     """Whether a file is data, a vector or an index of this table, and of no table below it."""
     folder, _, name = path.rpartition("/")
-    if folder in (deletion_vectors.FOLDER, key_index.FOLDER):
+    if folder in (deletion_vectors.FOLDER, key_index.FOLDER, row_cache.FOLDER):
         return True
     return name.endswith(".parquet") and not folder.startswith("_") and "_delta_log" not in folder
