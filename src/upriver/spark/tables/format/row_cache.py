@@ -9,7 +9,6 @@ is a cache that can be deleted at any time. Small files, and files in object sto
 from __future__ import annotations
 
 import os
-import uuid
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .... import _entropy
 from .data_files import cast_rows
 from .delta_log import DataFile
 from .storage import Storage
@@ -71,7 +71,7 @@ def _copied(storage: Storage, file: DataFile) -> Any:
     except (FileNotFoundError, pa.ArrowInvalid):  # there is none, or it is damaged
         pass
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_suffix(f".{uuid.uuid4().hex}")
+    draft = place.with_suffix(f".{_entropy.uuid4().hex}")
     with storage.source(file.path) as source:
         parquet = pq.ParquetFile(source)
         schema = parquet.schema_arrow.with_metadata({_NAME: name})
