@@ -6,8 +6,9 @@ It stores changes in the wire format of `upriver.wire`. It knows neither sockets
 import logging
 
 from ..escaping import escape_record
-from .bucket import Bucket, BucketStats
+from .bucket import Bucket
 from .bucket_settings import BucketSettings, SyncMode
+from .bucket_stats import BucketStats
 from .directory import Store
 from .key_scan import KeyRange, KeyScan, ScannedDocument
 from .manifest import Collection, Manifest, Scope

@@ -6,58 +6,40 @@ All methods are thread-safe. Reads never wait for writes. A write waits for the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..errors import Status, StoreClosed, StoreDamaged, StoreError, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import canonical
 from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
-from ..wire.prepares import is_hidden
-from . import consistency_check, document_versions, rollback
+from . import consistency_check, document_versions, rollback, sync_write_status, vbucket_changes
 from .background_tasks import Maintenance
 from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
+from .bucket_stats import BucketStats, StatsReader
 from .key_scan import KeyRange, KeyScan
-from .manifest import Collection, Manifest, Scope, events_between
+from .manifest import Collection, Manifest, Scope
+from .manifest_changes import change_manifest, replace_manifest
 from .open_bucket import Core, Listener
 from .rocksdb import translate
-from .rocksdb_layout import RecordKind, StoredRecord, prepared_path, seqno_key, vbucket_key
+from .rocksdb_layout import RecordKind, StoredRecord, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
-from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs, new_vbuuid
+from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs
 from .writes.commit_threads import Ticker
 from .writes.document_changes import Applied, Change, Expire, Outcome
 from .writes.operation_checks import check_key
-from .writes.sync_writes import Completion, CompletionKind, is_abort_of
+from .writes.sync_writes import Completion
 
-__all__ = ["Bucket", "BucketStats"]
+__all__ = ["Bucket"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _R = TypeVar("_R", bound=Reader)
-_COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
-#: The size on disk that statistics report may be this many seconds old.
-_SIZE_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketStats:
-    """The statistics of a bucket at one moment."""
-
-    items: int
-    tombstones: int
-    #: Bytes of older versions that are kept for rollbacks.
-    history_bytes: int
-    disk_bytes: int
-    #: Open backfills and scans. Each keeps the data that it may still read on disk.
-    readers: int
-    #: Write groups that were committed since the bucket was opened.
-    commits: int
-    #: The number of vbuckets in each state.
-    states: Mapping[VBucketState, int]
 
 
 class Bucket:
@@ -87,7 +69,7 @@ class Bucket:
         #: The high seqno of each vbucket when the bucket was opened.
         self._opened_with = [vbucket.high for vbucket in self._core.vbuckets]
         self._closed = False
-        self._size, self._size_due = 0, 0.0
+        self._stats = StatsReader(self._core, platform.monotonic)
         self._persistence_held = False
         self._writer = platform.writer(
             self._core.apply, name=f"upriver writer {name}", max_changes=settings.group_changes
@@ -196,23 +178,13 @@ class Bucket:
         """
         self._vbucket(vbucket)
         check_key(self._core.collections, key)
-        try:
-            found = document_versions.versions(self._core.engine, vbucket, key)
-            return list(islice(found, most))
-        except StoreError:
-            raise
-        except Exception as error:
-            raise translate(error, self._core.path) from error
+        found = document_versions.versions(self._core.engine, vbucket, key)
+        return self._read(lambda: list(islice(found, most)))
 
     def next_cas(self, vbucket: int, seqno: int) -> int | None:
         """Returns the CAS of the first change after a seqno; None if there is none."""
         self._vbucket(vbucket)
-        try:
-            return document_versions.next_cas(self._core.engine, vbucket, seqno)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise translate(error, self._core.path) from error
+        return self._read(document_versions.next_cas, self._core.engine, vbucket, seqno)
 
     def open_reader(self, vbucket: int, start_seqno: int = 0) -> Backfill:
         """Opens a backfill of the changes above ``start_seqno``. The caller must close it."""
@@ -273,35 +245,16 @@ class Bucket:
         return sorted(found, key=lambda one: one[1].seqno)
 
     def completion(self, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:
-        """Tells whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""
-        path = vbucket_key(vbucket) + key
+        """Returns whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""
         engine = self._core.engine
-        raw = self._read(engine.keys.get, prepared_path(path))
-        if raw is not None:
-            record = StoredRecord.load(raw)
-            if record.seqno == prepared_seqno:
-                return Completion(CompletionKind.PENDING)
-            frame = self._read(engine.seqnos.get, seqno_key(vbucket, record.seqno))
-            if frame is not None and is_abort_of(frame, prepared_seqno):
-                return Completion(CompletionKind.ABORTED, record.seqno)
-        raw = self._read(engine.keys.get, path)
-        if raw is not None:
-            seqno = StoredRecord.load(raw).seqno
-            entry = self._read(engine.history.get, seqno_key(vbucket, seqno))
-            if entry is not None and rollback.committed_seqno(entry) == prepared_seqno:
-                return Completion(CompletionKind.COMMITTED, seqno)
-        return Completion(CompletionKind.UNKNOWN)
+        return self._read(sync_write_status.completion, engine, vbucket, key, prepared_seqno)
 
     def visible_until(self, vbucket: int, seqno: int) -> int:
         """Returns the last seqno at most ``seqno`` of a change other than a prepare or abort."""
         stats = self.vbucket_stats(vbucket)
         if stats.visible_seqno <= seqno:
             return stats.visible_seqno
-        bounds = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
-        for at, frame in self._core.engine.seqnos.scan_back(bounds):
-            if not is_hidden(frame):
-                return int.from_bytes(at[2:])
-        return 0
+        return sync_write_status.last_visible(self._core.engine, vbucket, seqno)
 
     def last_sync_write(self, vbucket: int) -> int:
         """Returns the highest seqno of any prepare or abort that the vbucket has or had."""
@@ -320,9 +273,11 @@ class Bucket:
 
         return end
 
-    def _read(self, get: Callable[[bytes], bytes | None], key: bytes) -> bytes | None:
+    def _read(self, read: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
         try:
-            return get(key)
+            return read(*args, **options)
+        except StoreError:
+            raise
         except Exception as error:
             raise translate(error, self._core.path) from error
 
@@ -375,46 +330,12 @@ class Bucket:
         With ``transfer`` it keeps its branch: in a takeover its writers move over.
         """
         self._vbucket(vbucket)
-        with self._core.change() as group:
-            standing, high = group.standing(vbucket), group.open(vbucket).high
-            active = VBucketState.ACTIVE
-            if standing.state is active and state is not active:
-                group.change_standing(
-                    vbucket,
-                    snapshot=Snapshot(high, high),
-                    whole_before=high,
-                    consistent=standing.remembering(standing.active_from, high),
-                )
-            if state is active and standing.state is not active:
-                failover = standing.failover
-                if not transfer:
-                    # Without changes the log begins anew: some clients take the oldest entry for
-                    # that of the whole history, and a second one at 0 would roll them back.
-                    earlier = failover if high else FailoverLog(())
-                    failover = earlier.branch(new_vbuuid(), standing.whole_until(high))
-                    group.open(vbucket).doubt_prepares()
-                whole = standing.whole_until(high)
-                group.change_standing(
-                    vbucket,
-                    failover=failover,
-                    snapshot=Snapshot(high, high),
-                    whole_before=high,
-                    active_from=high,
-                    consistent=standing.remembering(whole, whole),
-                )
-            group.change_standing(vbucket, state=state)
-            if state is active:
-                rollback.align(group, vbucket)
+        vbucket_changes.set_state(self._core, vbucket, state, transfer=transfer)
 
     def set_failover_log(self, vbucket: int, log: FailoverLog) -> None:
         """Sets a replica's failover log to that of its active copy."""
         self._vbucket(vbucket)
-        trusted = log.sanitised()
-        if not len(trusted):
-            raise StoreRefusal(Status.INVALID, "a failover log names at least one branch")
-        with self._core.change() as group:
-            group.require(vbucket, *_COPIES)
-            group.change_standing(vbucket, failover=trusted)
+        vbucket_changes.set_failover_log(self._core, vbucket, log)
 
     def begin_branches(self) -> None:
         """Begins a new branch in every active vbucket.
@@ -475,64 +396,30 @@ class Bucket:
         return self._core.manifest
 
     def create_scope(self, name: str) -> Scope:
-        return self._change_manifest(lambda old: old.with_scope(name)).scopes[-1]
+        return change_manifest(self._core, lambda old: old.with_scope(name)).scopes[-1]
 
     def create_collection(self, scope: int, name: str, *, max_ttl: int | None = None) -> Collection:
         """Creates a collection in the scope with that id."""
-        manifest = self._change_manifest(lambda old: old.with_collection(scope, name, max_ttl))
-        return manifest.collections[-1]
+        return change_manifest(
+            self._core, lambda old: old.with_collection(scope, name, max_ttl)
+        ).collections[-1]
 
     def drop_scope(self, scope: int) -> None:
         """Drops a scope and its collections."""
-        self._change_manifest(lambda old: old.without_scope(scope))
+        change_manifest(self._core, lambda old: old.without_scope(scope))
 
     def drop_collection(self, collection: int) -> None:
         """Drops a collection. It is gone at once; maintenance erases its documents later."""
-        self._change_manifest(lambda old: old.without_collection(collection))
+        change_manifest(self._core, lambda old: old.without_collection(collection))
 
     def change_collection(self, collection: int, *, max_ttl: int | None) -> None:
         """Sets the longest expiry of documents that are written to a collection from now on."""
-        self._change_manifest(lambda old: old.with_max_ttl(collection, max_ttl))
+        change_manifest(self._core, lambda old: old.with_max_ttl(collection, max_ttl))
 
     def set_manifest(self, manifest: Manifest) -> None:
         """Replaces the manifest with one made elsewhere, which must have a higher uid."""
         self._maintenance.erase_dropped()  # else a reused id would show documents of a dropped one
-
-        def take(old: Manifest) -> Manifest:
-            if manifest.uid <= old.uid:
-                raise StoreRefusal(
-                    Status.RANGE, f"the manifest has uid {manifest.uid:#x}, ours {old.uid:#x}"
-                )
-            scopes = (scope.id for scope in manifest.scopes)
-            collections = (collection.id for collection in manifest.collections)
-            free = max(old.next_id, manifest.next_id, 1 + max((*scopes, *collections)))
-            return replace(manifest, next_id=free)
-
-        self._change_manifest(take)
-
-    def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Stores a new manifest, and its system events in every active vbucket, as one group."""
-        with self._core.change() as group:
-            group.manifest = change(group.manifest)
-            self._check_size(group.manifest)
-            happened = list(events_between(self._core.manifest, group.manifest))
-            for vbucket in self._core.vbuckets:
-                if vbucket.standing.state is VBucketState.ACTIVE:
-                    for event in happened:
-                        group.event(vbucket.id, event)
-            return group.manifest
-
-    def _check_size(self, manifest: Manifest) -> None:
-        """Refuses a manifest that grew beyond the limits of the settings."""
-        old, settings = self._core.manifest, self.settings
-        for what, before, after, most in (
-            ("collections", old.collections, manifest.collections, settings.max_collections),
-            ("scopes", old.scopes, manifest.scopes, settings.max_scopes),
-        ):
-            if len(before) < len(after) and len(after) > most:
-                raise StoreRefusal(
-                    Status.TOO_BIG, f"a bucket has up to {most} {what}, not {len(after)}"
-                )
+        replace_manifest(self._core, manifest)
 
     # ---- the whole bucket ----------------------------------------------------------------
 
@@ -546,30 +433,14 @@ class Bucket:
         Without ``copies``, replica and pending vbuckets are left unchanged: the stream from their
         active vbucket tells them of the flush.
         """
-        chosen = [
-            vbucket.id
-            for vbucket in self._core.vbuckets
-            if copies or vbucket.standing.state not in _COPIES
-        ]
-        with self._core.change() as group:
-            if len(chosen) == len(self._core.vbuckets):
-                group.clear_all()
-            else:
-                for vbucket in chosen:
-                    group.clear(vbucket)
-            for vbucket in chosen:
-                rollback.begin_again(group, vbucket)
-        for vbucket in chosen:
+        for vbucket in vbucket_changes.flush(self._core, copies=copies):
             self._opened_with[vbucket] = 0
         self._maintenance.rewrite()
 
     def flush_copy(self, vbucket: int) -> None:
         """Empties a replica or pending vbucket whose active copy was flushed; sets a new vbuuid."""
         self._vbucket(vbucket)
-        with self._core.change() as group:
-            group.require(vbucket, *_COPIES)
-            group.clear(vbucket)
-            rollback.begin_again(group, vbucket)
+        vbucket_changes.flush_copy(self._core, vbucket)
 
     def expire(self) -> None:
         """Turns every expired document into an expiration, now."""
@@ -600,24 +471,7 @@ class Bucket:
 
     def stats(self) -> BucketStats:
         """Returns the statistics of the bucket, without a scan of documents or vbuckets."""
-        totals = self._core.totals
-        return BucketStats(
-            items=totals.items,
-            tombstones=totals.tombstones,
-            history_bytes=totals.history_bytes,
-            disk_bytes=self._disk_bytes(),
-            readers=len(self._core.readers),
-            commits=self._core.commits,
-            states=dict(totals.states),
-        )
-
-    def _disk_bytes(self) -> int:
-        """Returns the size of the files, read once a second at most: there may be thousands."""
-        now = self._platform.monotonic()
-        if now >= self._size_due:
-            self._size_due = now + _SIZE_SECONDS
-            self._size = self._core.engine.size()
-        return self._size
+        return self._stats.read()
 
     def close(self) -> None:
         """Commits the queued changes, closes open backfills, and marks the shutdown as clean."""
