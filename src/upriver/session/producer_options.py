@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..errors import Status
 from ..wire.names import OpenFlag
@@ -113,6 +113,10 @@ def set_control(options: ProducerOptions, key: str, value: str) -> Status:
     return rule(options, value) if rule else Status.INVALID
 
 
+#: Sets an option to the value of a control, and returns the status to answer.
+_Control: TypeAlias = Callable[[ProducerOptions, str], Status]
+
+
 def _noop(options: ProducerOptions, value: str) -> Status:
     options.keepalive.enabled = value == "true"
     return Status.SUCCESS
@@ -162,22 +166,18 @@ def _expiry_opcode(options: ProducerOptions, value: str) -> Status:
     return Status.SUCCESS
 
 
-def _stream_ids(options: ProducerOptions, value: str) -> Status:
-    if value != "true":
-        return Status.INVALID
-    if options.sync_writes:
-        return Status.NOT_SUPPORTED
-    options.stream_ids = True
-    return Status.SUCCESS
+def _switch(name: str, *, excludes: str = "") -> _Control:
+    """Returns the rule of an option that can only be switched on, and not beside another."""
 
+    def switch_on(options: ProducerOptions, value: str) -> Status:
+        if value != "true":
+            return Status.INVALID
+        if excludes and getattr(options, excludes):
+            return Status.NOT_SUPPORTED
+        setattr(options, name, True)
+        return Status.SUCCESS
 
-def _sync_writes(options: ProducerOptions, value: str) -> Status:
-    if value != "true":
-        return Status.INVALID
-    if options.stream_ids:
-        return Status.NOT_SUPPORTED
-    options.sync_writes = True
-    return Status.SUCCESS
+    return switch_on
 
 
 def _consumer_name(options: ProducerOptions, value: str) -> Status:
@@ -207,26 +207,12 @@ def _backfill_order(options: ProducerOptions, value: str) -> Status:
     return Status.SUCCESS
 
 
-def _new_status_codes(options: ProducerOptions, value: str) -> Status:
-    if value != "true":
-        return Status.INVALID
-    options.new_status_codes = True
-    return Status.SUCCESS
-
-
 def _marker_version(options: ProducerOptions, value: str) -> Status:
     if value != "2.2":
         return Status.INVALID
     if not options.collections:
         return Status.NOT_SUPPORTED
     options.marker_2_2 = True
-    return Status.SUCCESS
-
-
-def _flatbuffers(options: ProducerOptions, value: str) -> Status:
-    if value != "true":
-        return Status.INVALID
-    options.flatbuffers = True
     return Status.SUCCESS
 
 
@@ -243,7 +229,7 @@ def _unsupported_if_true(options: ProducerOptions, value: str) -> Status:
     return Status.NOT_SUPPORTED if value == "true" else Status.INVALID
 
 
-_CONTROLS: Final[dict[str, Callable[[ProducerOptions, str], Status]]] = {
+_CONTROLS: Final[dict[str, _Control]] = {
     "enable_noop": _noop,
     "set_noop_interval": _noop_interval,
     "connection_buffer_size": _buffer_size,
@@ -255,14 +241,14 @@ _CONTROLS: Final[dict[str, Callable[[ProducerOptions, str], Status]]] = {
     "supports_hifi_MFU": _accepted,
     "send_stream_end_on_client_close_stream": _stream_end_on_close,
     "enable_expiry_opcode": _expiry_opcode,
-    "enable_stream_id": _stream_ids,
-    "enable_sync_writes": _sync_writes,
+    "enable_stream_id": _switch("stream_ids", excludes="sync_writes"),
+    "enable_sync_writes": _switch("sync_writes", excludes="stream_ids"),
     "consumer_name": _consumer_name,
     "enable_out_of_order_snapshots": _out_of_order,
     "include_deleted_user_xattrs": _deleted_user_xattrs,
     "backfill_order": _backfill_order,
-    "v7_dcp_status_codes": _new_status_codes,
-    "flatbuffers_system_events": _flatbuffers,
+    "v7_dcp_status_codes": _switch("new_status_codes"),
+    "flatbuffers_system_events": _switch("flatbuffers"),
     # The store keeps older versions for rollbacks only, and does not stream them.
     "change_streams": _unsupported_if_true,
     "max_marker_version": _marker_version,

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..model import Op
 from . import leb128
 from .dialects.dcp import Dcp
-from .header import HEADER_SIZE, REQUEST
+from .header import HEADER_SIZE, REQUEST, STORED_HEADER
 from .names import Command
 
 __all__ = [
@@ -46,17 +46,6 @@ STORED_COMMANDS: Final = (
 _OPCODES: Final = Dcp.table.opcodes
 STORED_OPCODES: Final = frozenset(_OPCODES[command] for command in STORED_COMMANDS)
 
-_HEADER = (
-    "B"  # magic
-    "B"  # opcode
-    "H"  # key length
-    "B"  # extras length
-    "B"  # datatype
-    "H"  # vbucket
-    "I"  # total body length
-    "4x"  # opaque
-    "Q"  # cas
-)
 #: What real servers say of a document that was just written.
 NRU: Final = 2
 _SEQNOS = (
@@ -64,18 +53,18 @@ _SEQNOS = (
     "Q"  # rev seqno
 )
 _MUTATION = struct.Struct(
-    ">" + _HEADER + _SEQNOS + "I"  # flags
+    ">" + STORED_HEADER + _SEQNOS + "I"  # flags
     "I"  # expiration
     "4x"  # lock time
     "2x"  # extended metadata length
     "B"  # nru
 )
 _DELETION = struct.Struct(
-    ">" + _HEADER + _SEQNOS + "I"  # delete time
+    ">" + STORED_HEADER + _SEQNOS + "I"  # delete time
     "x"  # unused
 )
 _EXPIRATION = struct.Struct(
-    ">" + _HEADER + _SEQNOS + "I"  # delete time
+    ">" + STORED_HEADER + _SEQNOS + "I"  # delete time
 )
 _pack_mutation = _MUTATION.pack
 _MUTATION_OPCODE: Final = _OPCODES[Command.MUTATION]

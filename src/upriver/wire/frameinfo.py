@@ -105,10 +105,6 @@ class ServerDuration(FrameInfo):
 
     encoded: int
 
-    @property
-    def microseconds(self) -> float:
-        return float(self.encoded**1.74 / 2)
-
 
 @dataclass(frozen=True, slots=True)
 class ReadUnits(FrameInfo):

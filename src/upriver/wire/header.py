@@ -18,6 +18,7 @@ __all__ = [
     "RESPONSE",
     "SERVER_REQUEST",
     "SERVER_RESPONSE",
+    "STORED_HEADER",
     "Header",
     "pack_header",
     "parse_header",
@@ -50,6 +51,18 @@ _HEADER = struct.Struct(
     "Q"  # cas
 )
 HEADER_SIZE: Final = _HEADER.size
+#: The header of stored frames, as a format of `struct`; their opaque is 0.
+STORED_HEADER: Final = (
+    "B"  # magic
+    "B"  # opcode
+    "H"  # key length
+    "B"  # extras length
+    "B"  # datatype
+    "H"  # vbucket
+    "I"  # total body length
+    "4x"  # opaque
+    "Q"  # cas
+)
 
 
 class Header(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from . import canonical
 from .dialects.dcp import Dcp
-from .header import HEADER_SIZE, REQUEST
+from .header import HEADER_SIZE, REQUEST, STORED_HEADER
 from .names import Command
 
 __all__ = [
@@ -37,19 +37,8 @@ _HIDDEN: Final = frozenset({_PREPARE_OPCODE, _ABORT_OPCODE})
 
 _LEVELS: Final = frozenset({1, 2, 3})
 
-_HEADER: Final = (
-    "B"  # magic
-    "B"  # opcode
-    "H"  # key length
-    "B"  # extras length
-    "B"  # datatype
-    "H"  # vbucket
-    "I"  # total body length
-    "4x"  # opaque
-    "Q"  # cas
-)
 _PREPARE = struct.Struct(
-    ">" + _HEADER + "Q"  # by seqno
+    ">" + STORED_HEADER + "Q"  # by seqno
     "Q"  # rev seqno
     "I"  # flags
     "I"  # expiration, or delete time
@@ -59,7 +48,7 @@ _PREPARE = struct.Struct(
     "B"  # durability level
 )
 _ABORT = struct.Struct(
-    ">" + _HEADER + "Q"  # abort seqno
+    ">" + STORED_HEADER + "Q"  # abort seqno
     "Q"  # prepared seqno
 )
 

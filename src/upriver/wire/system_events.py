@@ -15,7 +15,7 @@ reader look elsewhere, and nothing is followed twice. It knows no streams.
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from . import messages as m
 
@@ -97,55 +97,25 @@ def named_event(event: m.SystemEvent) -> NamedEvent | m.SystemEvent:
     if event.version != FLATBUFFERS or event.event not in _READ:
         return event
     table = _Table(event.value)
-    vbucket, seqno, opaque = event.vbucket, event.seqno, event.opaque
-    uid, scope = table.number(_UID, _U64), table.number(_SCOPE, _U32)
+    where: dict[str, Any] = {
+        "vbucket": event.vbucket,
+        "seqno": event.seqno,
+        "opaque": event.opaque,
+        "manifest_uid": table.number(_UID, _U64),
+        "scope": table.number(_SCOPE, _U32),
+    }
     if event.event == _SCOPE_CREATED:
-        return m.ScopeCreated(
-            vbucket=vbucket,
-            seqno=seqno,
-            opaque=opaque,
-            manifest_uid=uid,
-            scope=scope,
-            name=_name(table.text(_SCOPE_NAME)),
-        )
+        return m.ScopeCreated(**where, name=_name(table.text(_SCOPE_NAME)))
     if event.event == _SCOPE_DROPPED:
-        return m.ScopeDropped(
-            vbucket=vbucket, seqno=seqno, opaque=opaque, manifest_uid=uid, scope=scope
-        )
-    collection = table.number(_COLLECTION, _U32)
+        return m.ScopeDropped(**where)
+    where["collection"] = table.number(_COLLECTION, _U32)
     if event.event == _DROPPED:
-        return m.CollectionDropped(
-            vbucket=vbucket,
-            seqno=seqno,
-            opaque=opaque,
-            manifest_uid=uid,
-            scope=scope,
-            collection=collection,
-        )
-    name = _name(table.text(_NAME))
-    max_ttl = table.number(_MAX_TTL, _U32) if table.number(_TTL_VALID, _BOOL) else None
+        return m.CollectionDropped(**where)
+    where["name"] = _name(table.text(_NAME))
+    where["max_ttl"] = table.number(_MAX_TTL, _U32) if table.number(_TTL_VALID, _BOOL) else None
     if event.event == _CREATED:
-        return m.CollectionCreated(
-            vbucket=vbucket,
-            seqno=seqno,
-            opaque=opaque,
-            name=name,
-            manifest_uid=uid,
-            scope=scope,
-            collection=collection,
-            max_ttl=max_ttl,
-        )
-    return m.CollectionModified(
-        vbucket=vbucket,
-        seqno=seqno,
-        opaque=opaque,
-        name=name,
-        manifest_uid=uid,
-        scope=scope,
-        collection=collection,
-        max_ttl=max_ttl,
-        history=bool(table.number(_HISTORY, _BOOL)),
-    )
+        return m.CollectionCreated(**where)
+    return m.CollectionModified(**where, history=bool(table.number(_HISTORY, _BOOL)))
 
 
 _READ: Final = frozenset({_CREATED, _DROPPED, _SCOPE_CREATED, _SCOPE_DROPPED, _MODIFIED})

@@ -6,9 +6,10 @@ from typing import Final
 
 from ...wire.names import Command as C
 
-__all__ = ["DURABLE", "KEEPS_EXPIRY"]
+__all__ = ["DURABLE", "KEEPS_EXPIRY", "PATH_MUTATIONS"]
 
-_PATH_MUTATIONS: Final = frozenset(
+#: Sub-document commands that write.
+PATH_MUTATIONS: Final = frozenset(
     {
         C.SUBDOC_DICT_ADD,
         C.SUBDOC_DICT_UPSERT,
@@ -25,7 +26,7 @@ _PATH_MUTATIONS: Final = frozenset(
 )
 
 #: Without the quiet commands: a client that expects no response cannot wait for replicas.
-DURABLE: Final = _PATH_MUTATIONS | {
+DURABLE: Final = PATH_MUTATIONS | {
     C.SET,
     C.ADD,
     C.REPLACE,
@@ -39,7 +40,7 @@ DURABLE: Final = _PATH_MUTATIONS | {
 }
 
 #: Commands that write a document which may already have an expiry. Several always keep it.
-KEEPS_EXPIRY: Final = _PATH_MUTATIONS | {
+KEEPS_EXPIRY: Final = PATH_MUTATIONS | {
     C.SET,
     C.SETQ,
     C.REPLACE,

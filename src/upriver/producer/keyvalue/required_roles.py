@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...wire.names import Command as C
+from .frame_rules import PATH_MUTATIONS
 
 __all__ = ["ADMINISTERS", "READS", "STREAMS", "WRITES"]
 
@@ -46,48 +47,41 @@ READS: Final = _ORIENTATION | {
 }
 
 #: Includes commands that read and write at once: a role that may write may also read the old value.
-WRITES: Final = _ORIENTATION | {
-    C.GAT,
-    C.GATQ,
-    C.GET_LOCKED,
-    C.UNLOCK,
-    C.SET,
-    C.SETQ,
-    C.ADD,
-    C.ADDQ,
-    C.REPLACE,
-    C.REPLACEQ,
-    C.APPEND,
-    C.APPENDQ,
-    C.PREPEND,
-    C.PREPENDQ,
-    C.DELETE,
-    C.DELETEQ,
-    C.INCREMENT,
-    C.INCREMENTQ,
-    C.DECREMENT,
-    C.DECREMENTQ,
-    C.TOUCH,
-    C.SET_WITH_META,
-    C.SETQ_WITH_META,
-    C.ADD_WITH_META,
-    C.ADDQ_WITH_META,
-    C.DELETE_WITH_META,
-    C.DELETEQ_WITH_META,
-    C.SUBDOC_DICT_ADD,
-    C.SUBDOC_DICT_UPSERT,
-    C.SUBDOC_DELETE,
-    C.SUBDOC_REPLACE,
-    C.SUBDOC_ARRAY_PUSH_LAST,
-    C.SUBDOC_ARRAY_PUSH_FIRST,
-    C.SUBDOC_ARRAY_INSERT,
-    C.SUBDOC_ARRAY_ADD_UNIQUE,
-    C.SUBDOC_COUNTER,
-    C.SUBDOC_REPLACE_BODY_WITH_XATTR,
-    C.SUBDOC_MULTI_MUTATION,
-    C.OBSERVE,
-    C.SEQNO_PERSISTENCE,
-}
+WRITES: Final = (
+    _ORIENTATION
+    | PATH_MUTATIONS
+    | {
+        C.GAT,
+        C.GATQ,
+        C.GET_LOCKED,
+        C.UNLOCK,
+        C.SET,
+        C.SETQ,
+        C.ADD,
+        C.ADDQ,
+        C.REPLACE,
+        C.REPLACEQ,
+        C.APPEND,
+        C.APPENDQ,
+        C.PREPEND,
+        C.PREPENDQ,
+        C.DELETE,
+        C.DELETEQ,
+        C.INCREMENT,
+        C.INCREMENTQ,
+        C.DECREMENT,
+        C.DECREMENTQ,
+        C.TOUCH,
+        C.SET_WITH_META,
+        C.SETQ_WITH_META,
+        C.ADD_WITH_META,
+        C.ADDQ_WITH_META,
+        C.DELETE_WITH_META,
+        C.DELETEQ_WITH_META,
+        C.OBSERVE,
+        C.SEQNO_PERSISTENCE,
+    }
+)
 
 ADMINISTERS: Final = _ORIENTATION | {
     C.FLUSH,

@@ -166,9 +166,6 @@ class Storage:
         """A directory or prefix in this one."""
         return Storage(f"{self.url}/{name}", self.options)
 
-    def deltalake_options(self) -> dict[str, str]:
-        return dict(self.options)
-
     # ---- files ---------------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> bool:
