@@ -157,7 +157,9 @@ def offered_and_defined_by(path: Path, tree: ast.Module) -> tuple[set[str], set[
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and node.targets[0].id == "__all__"
-        for name in ast.literal_eval(node.value)
+        for listed in getattr(node.value, "elts", ())
+        if not isinstance(listed, ast.Starred)  # the list of another module
+        for name in [ast.literal_eval(listed)]
     }
     defined = {
         name

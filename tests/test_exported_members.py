@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,8 +134,10 @@ COMPLETE = (
 
 
 def own_names(module: ModuleType) -> set[str]:
-    """Public classes, functions and constants that a module defines, not those it imports."""
+    """Public classes, functions and constants that a module or package defines."""
     names = set()
+    for part in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        names |= own_names(importlib.import_module(f"{module.__name__}.{part.name}"))
     for node in ast.parse(inspect.getsource(module)).body:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
