@@ -22,7 +22,7 @@ from upriver.errors import ConfigError, Status
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.http import HttpServer
 from upriver.producer.bootstrap.users import Role
-from upriver.producer.connections import connection as connections
+from upriver.producer.connections import deadlines
 from upriver.producer.connections.connection import Connection
 from upriver.producer.connections.turn_scheduler import TURN_PACKETS
 from upriver.producer.server_settings import ServerSettings
@@ -523,7 +523,7 @@ def test_who_asks_and_never_reads_is_no_longer_read(thrifty: TemporaryProducer) 
 def test_who_never_reads_cannot_stay_after_it_is_closed(
     thrifty: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "_FAREWELL_SECONDS", 0.1)
     with Talk(thrifty) as stalled, Talk(thrifty) as rival:
         stalled.open("name")
         flood(thrifty, stalled)

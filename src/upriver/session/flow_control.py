@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..wire.dialects import Dcp
+from ..wire.framing import packet_length
 from ..wire.header import FLEX_REQUEST, REQUEST
 from ..wire.names import Command
 
@@ -44,6 +45,18 @@ class SendWindow:
     def is_open(self) -> bool:
         """Whether another message may be sent, whatever its size."""
         return not self.size or self.outstanding < self.size
+
+    def whole_packets(self, packets: memoryview) -> int:
+        """Returns the bytes of whole packets that may be sent; each starts in an open window."""
+        if not self.size:
+            return len(packets)
+        room = self.size - self.outstanding
+        if room >= len(packets):
+            return len(packets)
+        at = 0
+        while at < room and at < len(packets):
+            at += packet_length(packets, at) or len(packets)
+        return at
 
     def sent(self, counted: int) -> None:
         """Adds sent bytes. Without flow control nothing is counted: no acknowledgement comes."""

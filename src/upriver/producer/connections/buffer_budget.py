@@ -38,7 +38,7 @@ _TRIM_SECONDS: Final = 1.0
 class Holder(Protocol):
     """A connection as the budget sees it."""
 
-    def has_room(self) -> None:
+    def check_memory(self) -> None:
         """Called when there may be memory again; the connection then calls `admits` again."""
 
     def close(self, reason: str = "") -> None: ...
@@ -80,7 +80,7 @@ class BufferBudget:
             self._drop_largest()
 
     def admits(self, holder: Holder, size: int) -> bool:
-        """Whether a connection may hold ``size`` bytes; if not, `has_room` is called later."""
+        """Whether a connection may hold ``size`` bytes; if not, `check_memory` is called later."""
         if size <= SMALL or self.total - self._held.get(holder, 0) + size <= self.limit:
             self._waiting.pop(holder, None)
             return True
@@ -107,7 +107,7 @@ class BufferBudget:
     def _tell(self) -> None:
         if self._waiting and not self.short:
             for holder in list(self._waiting):
-                holder.has_room()
+                holder.check_memory()
 
     # ---- closing the largest holder ------------------------------------------------------
 

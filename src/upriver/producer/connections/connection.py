@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
-from ...errors import DecodeError, StoreError, StoreRefusal
+from ...errors import DecodeError, StoreError
 from ...store import Bucket
 from ...wire import kv_messages as kv
 from ...wire import messages as m
@@ -25,7 +25,7 @@ from ...wire.dialects import Dcp, Dialect, DialectPin, Draft001
 from ...wire.header import parse_header
 from ...wire.names import Command, Feature
 from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, Delayed, InThread
-from ..dcp.replica_commands import ReplicaCommands, Unread, is_from_producer
+from ..dcp.replica_commands import is_from_producer
 from ..dcp.stream_commands import StreamCommands
 from ..keyvalue import BackgroundWork, KeyValue, Write
 from ..keyvalue.durability_requirements import DURABLE_COMMANDS, durability_of
@@ -35,8 +35,11 @@ from ..server_settings import PeerRelease
 from ..statistics import ConnectionView, connection_view
 from .buffer_budget import SMALL
 from .client_info import ClientInfo
+from .deadlines import Deadlines
 from .deferred_responses import DeferredResponses
+from .read_limiter import ReadLimiter
 from .receive_buffer import ReceiveBuffer
+from .replica_input import ReplicaInput
 from .send_buffer import SendBuffer
 from .turn_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 
@@ -49,18 +52,6 @@ logger = logging.getLogger("upriver.producer")
 
 #: Stream data is collected up to this size before it is written, to save system calls.
 _WRITE_BYTES: Final = 128 * 1024
-#: Bytes from a producer that are handled at once if this node is the consumer.
-_RECEIVE_BYTES: Final = 1024 * 1024
-#: Seconds between two checks of a producer's keepalive, and of a takeover under way.
-_REPLICA_SECONDS: Final = 1.0
-_TAKEOVER_SECONDS: Final = 0.05
-#: Seconds after which the size of the transport's write buffer is checked again.
-_RECHECK_SECONDS: Final = 1.0
-#: The shortest delay of a timer, so that one that fires slightly too early does not spin.
-_LEAST_SECONDS: Final = 0.001
-#: Seconds that a peer gets to read the remaining data before its connection is aborted. A peer that
-#: reads nothing would otherwise hold memory and a file descriptor for ever.
-_FAREWELL_SECONDS: Final = 5.0
 
 
 class Connection(asyncio.Protocol):
@@ -76,17 +67,14 @@ class Connection(asyncio.Protocol):
         self._dcp = Dcp()
         self._json = False
         self._may_set_quickly = False
-        self._reading = True
         self._outbox = SendBuffer(self.go_on)
+        self._limiter = ReadLimiter(self, server, self._inbox, self._outbox, self.check_memory)
         self._closing = False
         #: Whether the peer has closed its side, and whether the socket is closed.
         self._ended = self._lost = False
         #: Attributes that the `TurnScheduler` sets.
         self.queued, self.load, self.heavy_until = False, Load.NEW, 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._recheck: asyncio.TimerHandle | None = None
-        #: When the client must have authenticated; while closing, when the connection is aborted.
-        self._deadline = self.now() + server.settings.authentication_time
+        self._deadlines = Deadlines(self, server)
         #: When the oldest data arrived that is not handled yet.
         self.received_at = self.now()
         self.client = ClientInfo(peer="")
@@ -101,7 +89,7 @@ class Connection(asyncio.Protocol):
             peers=server.settings.peers,
         )
         #: Set if this node is the DCP consumer of the connection.
-        self._replica: ReplicaCommands | None = None
+        self.replica: ReplicaInput | None = None
         self._front = BootstrapCommands(server.node, self.client)
         self._keyvalue: KeyValue = server.keyvalue
         self._waiting = DeferredResponses(self, server)
@@ -120,7 +108,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._look_at_client()
-        self._set_timer()
+        self._deadlines.set_timer()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -138,9 +126,8 @@ class Connection(asyncio.Protocol):
         if self._waiting.has_writes and not self._waiting.busy:
             self._waiting.submit()  # writes are still stored; only their responses are lost
         self._closing = True
-        for timer in (self._timer, self._recheck):
-            if timer is not None:
-                timer.cancel()
+        self._deadlines.cancel()
+        self._limiter.cancel()
         self._let_go()
         self._server.forget(self)
 
@@ -151,7 +138,7 @@ class Connection(asyncio.Protocol):
             self.received_at = self.now()
         self._inbox.add(data)
         self._server.turns.work_now(self)
-        self._mind_memory()
+        self.check_memory()
 
     def eof_received(self) -> bool:
         """Handles the end of the peer's data.
@@ -174,9 +161,6 @@ class Connection(asyncio.Protocol):
         self._outbox.resume()
         self.go_on()
 
-    def has_room(self) -> None:
-        self._mind_memory()
-
     def failed(self) -> None:
         self.close("its request met a fault of the server")
 
@@ -184,7 +168,7 @@ class Connection(asyncio.Protocol):
         """Closes the connection after all written data has been sent."""
         if not self._closing:
             self._closing = True
-            self._deadline = self.now() + _FAREWELL_SECONDS
+            self._deadlines.begin_farewell()
             if reason:
                 logger.info("%s closed: %s", self.client.peer, reason)
             if self._lost:
@@ -193,7 +177,7 @@ class Connection(asyncio.Protocol):
             assert self._transport is not None
             self._outbox.flush_all()
             self._let_go()
-            self._set_timer()
+            self._deadlines.set_timer()
             self._transport.close()
 
     def abort(self) -> None:
@@ -201,6 +185,11 @@ class Connection(asyncio.Protocol):
         self._closing = True
         assert self._transport is not None
         self._transport.abort()
+
+    @property
+    def identified(self) -> bool:
+        """Whether the client has authenticated, or need not."""
+        return self._front.identified
 
     @property
     def closing(self) -> bool:
@@ -211,14 +200,14 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         self._waiting.close()
         self.streams.close()
-        if self._replica is not None:
-            self._replica.close()
+        if self.replica is not None:
+            self.replica.commands.close()
 
-    def _send(self, messages: Iterable[m.Message]) -> None:
+    def reply(self, *messages: m.Message) -> None:
         if self._connected:
             self._outbox.write_messages(self.dialect, messages)
 
-    def _write(self, packets: bytes) -> None:
+    def send(self, packets: bytes) -> None:
         if self._connected:
             self._outbox.write(packets)
 
@@ -231,8 +220,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        if self._replica is not None:
-            return self._replica.dialect
+        if self.replica is not None:
+            return self.replica.commands.dialect
         dialect = self._pin.dialect
         return self._dcp if dialect.negotiates else dialect
 
@@ -250,11 +239,11 @@ class Connection(asyncio.Protocol):
             return False
         self._look_at_client()
         if self._outbox and self._outbox.flush() and self._outbox:
-            self._mind_memory()
+            self.check_memory()
             return True
         more = self._work_on_requests(until)
         more = self._pump(until) or more
-        self._mind_memory()
+        self.check_memory()
         if self._ended and not more and not self._waiting.busy and self._outbox.writable:
             self.close()
         return (more or bool(self._outbox)) and self._outbox.transport_takes and not self._closing
@@ -284,7 +273,7 @@ class Connection(asyncio.Protocol):
     @property
     def _has_lost_its_rights(self) -> bool:
         """Whether the connection was opened for streams and then failed to re-authenticate."""
-        return self.client.is_open and not self._front.identified
+        return self.client.is_open and not self.identified
 
     def _next_packet(self) -> bytes | None:
         try:
@@ -296,7 +285,7 @@ class Connection(asyncio.Protocol):
 
     def _look_at_client(self) -> None:
         """Sets the limits and the fast path, which depend on authentication and roles."""
-        settings, known = self._server.settings, self._front.identified
+        settings, known = self._server.settings, self.identified
         limit = settings.max_body if known else min(settings.max_body, SMALL)
         self._inbox.expect(limit, uniform=known)
         limit = settings.connection_memory
@@ -312,39 +301,18 @@ class Connection(asyncio.Protocol):
             and not self._keyvalue.has_locks(bucket)
         )
 
-    def _mind_memory(self) -> None:
+    def check_memory(self) -> None:
         """Pauses or resumes reading, by the memory of this connection and of all connections."""
         if self._transport is None or self._closing:
             return
-        held, awaited = self._inbox.held, self._inbox.awaited
-        limit = self._server.settings.max_backlog
-        if not self._front.identified:
-            limit = min(limit, SMALL)
-        wanted = max(held, awaited)
-        room = self._server.buffers.admits(self, wanted)
-        unsent = self._outbox.size
-        self._server.buffers.hold(self, (wanted if room else held) + unsent)
-        if unsent and self._recheck is None:  # the transport does not report when it has sent
-            self._recheck = self._loop.call_later(_RECHECK_SECONDS, self._check_memory)
-        # A packet that has begun must be read to its end, however long it is.
-        reads = room and (held < awaited or held <= (limit if self._reading else limit // 2))
-        if reads is not self._reading and not self._closing:
-            self._reading = reads
-            if reads:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
-
-    def _check_memory(self) -> None:
-        self._recheck = None
-        self._mind_memory()
+        self._limiter.apply(self._transport, identified=self.identified)
 
     def _handle(self, packet: bytes) -> bool:
         """Handles one packet; returns False if earlier writes must be finished first."""
-        if self._replica is not None and is_from_producer(packet):
+        if self.replica is not None and is_from_producer(packet):
             if self._waiting.has_writes:
                 return False
-            self._receive(self._replica, packet)
+            self.replica.receive(packet, self._inbox, self._waiting)
             return True
         if self._may_set_quickly:
             quick = plain_set(packet, collections=self._dcp.collections, json=self._json)
@@ -364,7 +332,7 @@ class Connection(asyncio.Protocol):
                 return True  # some clients respond to a map notification
             if not self.streams.answered(message):
                 self.close("it sent a response to no request")
-            self._set_timer()
+            self._deadlines.set_timer()
             return True
         assert isinstance(message, m.Request)
         bucket = self.bucket()
@@ -389,7 +357,7 @@ class Connection(asyncio.Protocol):
         if isinstance(front, InThread | Delayed):
             self._waiting.deliver_late(front)
         elif front is not None:
-            self._send(front)
+            self.reply(*front)
             if isinstance(request, kv.Hello):
                 self._dcp = Dcp(collections=self.client.has(Feature.COLLECTIONS))
                 self._json = self.client.has(Feature.JSON)
@@ -398,11 +366,11 @@ class Connection(asyncio.Protocol):
                     self.client.options.snappy = self.client.has(Feature.SNAPPY)
             if isinstance(request, kv.Quit):
                 self.close()
-            self._set_timer()
+            self._deadlines.set_timer()
         elif dialect.command_of(request) in STREAM_COMMANDS:
-            commands = self.streams if self._replica is None else self._replica
-            self._send(commands.answer(request, dialect))
-            self._set_timer()
+            commands = self.streams if self.replica is None else self.replica.commands
+            self.reply(*commands.answer(request, dialect))
+            self._deadlines.set_timer()
         elif (
             self._server.node.durable_writes
             and dialect.command_of(request) in DURABLE_COMMANDS
@@ -421,73 +389,26 @@ class Connection(asyncio.Protocol):
             self.close(str(error))
         elif not self.dialect.has_memcached_header:
             opaque = int.from_bytes(packet[4:8], "big")
-            self._send([m.RequestError(opaque=opaque, text=str(error))])
+            self.reply(m.RequestError(opaque=opaque, text=str(error)))
         elif (header := parse_header(packet)).is_response:
             self.close(str(error))
         else:
-            self._send([self._front.malformed(header, error)])
+            self.reply(self._front.malformed(header, error))
 
     @property
     def name(self) -> str:
         """The name given in the DCP Open."""
-        return self.streams.name if self._replica is None else self._replica.name
+        return self.streams.name if self.replica is None else self.replica.commands.name
 
     def view(self) -> ConnectionView:
         """Returns the statistics of the connection."""
-        return connection_view(self.client, self.streams, self._replica, self.dialect.name)
-
-    # ---- this node as the DCP consumer ---------------------------------------------------
-
-    def _receive(self, replica: ReplicaCommands, packet: bytes) -> None:
-        """Writes the messages that a producer has sent so far, in a thread."""
-        gathered = bytearray(packet)
-        while len(gathered) < _RECEIVE_BYTES and self._is_next_from_producer():
-            gathered += self._inbox.take() or b""
-        unread = replica.received(bytes(gathered))
-        if unread is None:
-            return
-        self._waiting.run(
-            BackgroundWork.REPLICATING,
-            unread.write,
-            lambda done: self._stored(replica, unread, done),
-        )
-
-    def _is_next_from_producer(self) -> bool:
-        try:
-            following = self._inbox.peek()
-        except DecodeError:  # the error is found again later
-            return False
-        return following is not None and is_from_producer(following)
-
-    def _stored(
-        self, replica: ReplicaCommands, unread: Unread, done: Future[dict[int, StoreRefusal]]
-    ) -> None:
-        error = done.exception()
-        replica.stored(unread, None if error else done.result())
-        if error is not None:
-            logger.error("%s: what came cannot be written: %s", self.client.peer, error)
-            self.close("what came cannot be written")
-
-    def reply(self, *messages: m.Message) -> None:
-        self._send(messages)
-
-    def send(self, data: bytes) -> None:
-        self._write(data)
-
-    def claim(self, vbucket: int) -> bool:
-        bucket = self.bucket()
-        assert bucket is not None
-        return self._server.claim(self, bucket, vbucket)
-
-    def release(self, vbucket: int) -> None:
-        bucket = self.bucket()
-        assert bucket is not None
-        self._server.release(bucket, vbucket)
+        replica = None if self.replica is None else self.replica.commands
+        return connection_view(self.client, self.streams, replica, self.dialect.name)
 
     def state_changed(self, vbucket: int) -> None:
         """Called when a vbucket that is received here has new changes or another state."""
-        if self._replica is not None:
-            self._replica.state_changed(vbucket)
+        if self.replica is not None:
+            self.replica.commands.state_changed(vbucket)
 
     # ---- streams -------------------------------------------------------------------------
 
@@ -511,7 +432,7 @@ class Connection(asyncio.Protocol):
         # Nodes up to release 4.1 need no HELLO; only those of draft 001 must be set as peers.
         is_draft = not self._pin.pinned and self._server.settings.peers is PeerRelease.APRIL_2014
         dialect = self._draft001 if is_draft else self._dcp
-        self._replica = ReplicaCommands(bucket, dialect, self, name, consumer_name)
+        self.replica = ReplicaInput(self, self._server, bucket, dialect, name, consumer_name)
         self._server.opened(self, name)
 
     def push_map(self, given: GivenMap) -> None:
@@ -527,7 +448,7 @@ class Connection(asyncio.Protocol):
             return
         whole = bucket and client.has(Feature.CLUSTERMAP_NOTIFICATION) and self._outbox.writable
         if brief or whole:
-            self._send([given.message(json=client.has(Feature.JSON), brief=brief)])
+            self.reply(given.message(json=client.has(Feature.JSON), brief=brief))
 
     def follow(self, vbucket: int) -> None:
         bucket = self.bucket()
@@ -567,7 +488,7 @@ class Connection(asyncio.Protocol):
             for packets in self.streams.packets():
                 gathered += packets
                 if len(gathered) >= _WRITE_BYTES:
-                    self._write(bytes(gathered))
+                    self.send(bytes(gathered))
                     gathered.clear()
                 if not self._outbox.writable or not self._connected or self._loop.time() >= until:
                     break
@@ -575,59 +496,5 @@ class Connection(asyncio.Protocol):
             logger.error("%s: %s", self.client.peer, error)
             self.close(str(error))
             return False
-        self._write(bytes(gathered))
+        self.send(bytes(gathered))
         return self.streams.has_more
-
-    # ---- timers --------------------------------------------------------------------------
-
-    def _set_timer(self) -> None:
-        """Sets one timer for the next deadline; an idle connection has none."""
-        due = max(self._next_look(), self.now() + _LEAST_SECONDS)
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due < float("inf"):
-            self._timer = self._loop.call_at(due, self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer = None
-        self._look()
-        if self._transport is not None and self in self._server.connections:
-            self._set_timer()
-
-    def _next_look(self) -> float:
-        if self._closing:
-            return self._deadline
-        due = float("inf") if self._front.identified else self._deadline
-        if self._replica is not None:
-            due = min(due, self.now() + _REPLICA_SECONDS)
-        if self.streams.takes_over:
-            due = min(due, self.now() + _TAKEOVER_SECONDS)
-        options = self.client.options
-        return due if options is None else min(due, options.keepalive.next_look())
-
-    def _look(self) -> None:
-        """Closes a connection whose deadline has passed, and sends a noop when one is due."""
-        late = self.now() >= self._deadline
-        if self._closing:
-            if late:
-                self.abort()
-            return
-        if late and not self._front.identified:
-            self.close("it did not authenticate in time")
-            return
-        if self._replica is not None and not self._replica.tick(self.now()):
-            self.close("nothing was received from its producer for too long")
-            return
-        self.streams.tick(self.now())
-        options = self.client.options
-        if options is None:
-            return
-        if options.keepalive.is_gone(self.now()):
-            self.close("nothing was received from it for too long")
-            return
-        opaque = options.keepalive.due(self.now())
-        if opaque is not None and self.dialect.negotiates:
-            self._send([m.StreamNoop(opaque=opaque)])

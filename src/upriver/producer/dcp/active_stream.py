@@ -23,10 +23,10 @@ from ...session.stream_request import Acceptance
 from ...session.stream_states import PRODUCER, next_state
 from ...session.stream_states import ProducerEvent as Event
 from ...session.stream_states import ProducerState as State
-from ...store import Backfill, Bucket, CompletionKind, FrameChunk
-from ...wire.framing import packet_length
+from ...store import Backfill, Bucket, FrameChunk
 from ...wire.header import HEADER_SIZE
 from ...wire.names import Command, MarkerFlag, OsoFlag
+from .completed_prepares import commits_until
 from .visible_end import VisibleEnd
 
 __all__ = ["ActiveStream"]
@@ -177,7 +177,7 @@ class ActiveStream:
             self.unfinished = packets is not None
             self._pending = memoryview(packets or b"")
             self._pending_bytes = len(self._pending)
-        cut = _within(self._pending, window)
+        cut = window.whole_packets(self._pending)
         taken, self._pending = self._pending[:cut], self._pending[cut:]
         window.sent(cut)
         self.bytes_sent += cut
@@ -360,7 +360,7 @@ class ActiveStream:
             return self._output.snapshot_start(start, end, flags, purge_seqno=purged)
         commits = None
         if self.state is not State.BACKFILLING:
-            commits = self._commits(sync_writes.pending, end)
+            commits = commits_until(self._bucket, self.vbucket, sync_writes.pending, end)
         sync_writes.commits = commits or {}
         flags = self._marker_flags(end, from_disk=commits is None)
         stats = self._bucket.vbucket_stats(self.vbucket)
@@ -373,32 +373,6 @@ class ActiveStream:
             completed_seqno=min(self._completed_until, end) if commits is None else None,
             prepared_seqno=min(stats.high_prepared_seqno, end),
         )
-
-    def _commits(self, pending: dict[bytes, int], end: int) -> dict[int, int] | None:
-        """Maps each seqno up to ``end`` that commits a prepare to the prepare's seqno.
-
-        ``pending`` are the prepares that the consumer has. Returns None if the snapshot cannot be
-        sent as one from memory: a later write has replaced the commit or abort of a prepare, or the
-        prepares were not completed in their order.
-        """
-        completed: list[tuple[int, int, bool]] = []
-        lowest_open: int | None = None
-        for key, prepared in pending.items():
-            found = self._bucket.completion(self.vbucket, key, prepared)
-            if found.kind is CompletionKind.UNKNOWN:
-                return None
-            if found.kind is CompletionKind.PENDING or found.seqno > end:
-                lowest_open = prepared if lowest_open is None else min(prepared, lowest_open)
-            else:
-                is_commit = found.kind is CompletionKind.COMMITTED
-                completed.append((found.seqno, prepared, is_commit))
-        completed.sort()
-        order = [prepared for _, prepared, _ in completed]
-        if order != sorted(order) or (
-            lowest_open is not None and order and lowest_open < order[-1]
-        ):
-            return None
-        return {seqno: prepared for seqno, prepared, is_commit in completed if is_commit}
 
     def _go_on(self, backfill: Backfill) -> bytes | bytearray:
         chunk = backfill.read(self._chunk)
@@ -491,16 +465,3 @@ class ActiveStream:
     def _end(self, reason: StreamEndReason) -> bytes:
         self.abandon()
         return self._output.ending(reason)
-
-
-def _within(packets: memoryview, window: SendWindow) -> int:
-    """Returns how many bytes of whole packets may be sent. Each must start in an open window."""
-    if not window.size:
-        return len(packets)
-    room = window.size - window.outstanding
-    if room >= len(packets):
-        return len(packets)
-    at = 0
-    while at < room and at < len(packets):
-        at += packet_length(packets, at) or len(packets)
-    return at

@@ -28,9 +28,10 @@ from ...session.consumer_events import (
     StreamOpened,
     StreamRefused,
 )
-from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession, StreamOptions
+from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession
 from ...session.flow_control import ReceiveWindow
 from ...session.keepalive import Silence
+from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
 from ...store import Bucket
 from ...wire import messages as m

@@ -14,9 +14,8 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Final, Protocol
 
 from ...errors import Status
-from ...model import Datatype, FailoverEntry, StreamEndReason
+from ...model import Datatype, StreamEndReason
 from ...session.change_writer import Shape
-from ...session.collection_filter import KnownCollections
 from ...session.keepalive import ProducerKeepalive
 from ...session.producer_options import (
     OutOfOrder,
@@ -26,7 +25,7 @@ from ...session.producer_options import (
     set_control,
 )
 from ...session.stream_output import StreamOutput
-from ...session.stream_request import Acceptance, Policy, Refusal, RollbackTo, VBucketFacts, decide
+from ...session.stream_request import Acceptance, Policy, Refusal, RollbackTo, decide
 from ...session.stream_states import ProducerState
 from ...store import Bucket
 from ...wire import messages as m
@@ -36,6 +35,8 @@ from ..connections.client_info import ClientInfo
 from ..connections.traffic_counters import Traffic
 from ..server_settings import PeerRelease
 from .active_stream import ActiveStream
+from .open_value import consumer_name, open_value_problem
+from .vbucket_facts import vbucket_facts
 
 __all__ = ["ACKNOWLEDGE_SEQNOS", "Outlet", "StreamCommands"]
 
@@ -223,14 +224,14 @@ class StreamCommands:
         if self._client.options is not None:
             self._outlet.close("it was opened twice")
             return []
-        problem = check_open_flags(request.flags) or _open_value_problem(request)
+        problem = check_open_flags(request.flags) or open_value_problem(request)
         if problem:
             return [self._refusal(dialect, request, Status.INVALID, problem)]
         if self._outlet.bucket() is None:
             return [self._refusal(dialect, request, Status.NO_BUCKET, "select a bucket first")]
         if is_for_consumer(request.flags):
             self._client.consumes = True
-            self._outlet.consume(request.name, _consumer_name(request))
+            self._outlet.consume(request.name, consumer_name(request))
         else:
             self._begin(request.flags, request.name)
         return [m.PlainResponse(command=Command.OPEN, opaque=request.opaque)]
@@ -246,7 +247,7 @@ class StreamCommands:
     def _stream_request(self, request: m.StreamRequest, dialect: Dialect) -> m.Message:
         bucket = self._outlet.bucket()
         options = self._options
-        facts = None if bucket is None else _facts(bucket, request.vbucket)
+        facts = None if bucket is None else vbucket_facts(bucket, request.vbucket)
         decision = decide(
             request,
             facts,
@@ -266,7 +267,11 @@ class StreamCommands:
         assert bucket is not None
         assert facts is not None
         self._add(bucket, request, decision, dialect, facts.purge_seqno)
-        log = _log(bucket, request.vbucket) if dialect.accepts_with_failover_log else ()
+        log = (
+            bucket.failover_log(request.vbucket).entries
+            if dialect.accepts_with_failover_log
+            else ()
+        )
         return m.StreamAccepted(opaque=request.opaque, failover_log=log)
 
     def _add(
@@ -459,54 +464,6 @@ class StreamCommands:
         if not stream.queued:
             stream.queued = True
             self._ready.append(stream)
-
-
-def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts | None:
-    if vbucket >= bucket.settings.vbuckets:
-        return None
-    stats = bucket.vbucket_stats(vbucket)
-    manifest = bucket.manifest
-    scopes: dict[int, set[int]] = {scope.id: set() for scope in manifest.scopes}
-    for collection in manifest.collections:
-        scopes.setdefault(collection.scope, set()).add(collection.id)
-    return VBucketFacts(
-        state=stats.state,
-        high_seqno=stats.high_seqno,
-        persisted_seqno=stats.persisted_seqno,
-        purge_seqno=stats.purge_seqno,
-        failover_log=bucket.failover_log(vbucket),
-        collections=KnownCollections(manifest.uid, dict(scopes)),
-        collection_seqnos=bucket.collection_seqnos(vbucket),
-    )
-
-
-def _log(bucket: Bucket, vbucket: int) -> tuple[FailoverEntry, ...]:
-    return bucket.failover_log(vbucket).entries
-
-
-def _open_value_problem(request: m.Open) -> str:
-    """Returns what is wrong with the value of an Open. Only a consumer may send one."""
-    if not request.value:
-        return "" if not request.datatype else "a datatype needs a value"
-    if request.datatype != Datatype.JSON:
-        return "the value must be JSON"
-    try:
-        content = json.loads(request.value)
-    except (ValueError, RecursionError):
-        return "the value is not JSON"
-    if not isinstance(content, dict):
-        return "the value is no JSON object"
-    for key, value in content.items():
-        if key != "consumer_name":
-            return f"{key!r} is no property of a connection"
-        if request.flags & OpenFlag.PRODUCER or not isinstance(value, str):
-            return "consumer_name is text, and for consumers"
-    return ""
-
-
-def _consumer_name(request: m.Open) -> str:
-    """Returns the node name of the consumer from the value of an Open, if its manager gave one."""
-    return str(json.loads(request.value).get("consumer_name", "")) if request.value else ""
 
 
 def _plain(dialect: Dialect, request: m.Request, status: Status) -> m.Message:
