@@ -223,9 +223,9 @@ FAULTS = (
     ),
     Fault(
         "a rollback is not told to the application",
-        "upriver.consumer.streaming.engine",
-        "        else:\n            self._deliver(Delivery(event))\n\n    def _finished",
-        "\n    def _finished",
+        "upriver.consumer.streaming.stream_events",
+        "        else:\n            self._deliver(Delivery(event))\n\n    def finished",
+        "\n    def finished",
     ),
     Fault(
         "a lost connection keeps the position from before",
@@ -303,9 +303,9 @@ FAULTS = (
     ),
     Fault(
         "a promoted replica begins no branch",
-        "upriver.store.bucket",
-        "                if not transfer:\n",
-        "                if False:\n",
+        "upriver.store.vbucket_changes",
+        "            if not transfer:\n",
+        "            if False:\n",
         "cluster",
     ),
     Fault(

@@ -18,7 +18,8 @@ from upriver.consumer.changes import changes_of
 from upriver.errors import Status
 from upriver.model import FailoverLog, Snapshot, StreamOffset
 from upriver.session.consumer_events import Event, Rows, Step
-from upriver.session.consumer_session import ConsumerSession, StreamOptions
+from upriver.session.consumer_session import ConsumerSession
+from upriver.session.requested_stream import StreamOptions
 from upriver.session.stream_position import Position
 from upriver.store import Applied, SetDocument, document_key
 from upriver.testing import TemporaryProducer

@@ -17,7 +17,7 @@ from peer import Peer, Said, cluster
 
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.connection_string import Source
-from upriver.consumer.writing import document_edits
+from upriver.consumer.writing import document_edits, version_copies
 from upriver.consumer.writing.document_edits import Edit, Overwrite, removal, upsert
 from upriver.consumer.writing.edit_pipeline import ROUND_BYTES, EditPipeline
 from upriver.consumer.writing.fast_responses import quick_answer
@@ -222,9 +222,9 @@ def test_copies_keep_their_cas_and_revision(producer: TemporaryProducer, writer:
 
     def copies() -> list[Edit]:
         return [
-            document_edits.copied(b"k", b"v", cas=cas, rev=9, flags=3),
-            document_edits.copied_removal(b"gone", cas=cas, rev=4),
-            document_edits.copied_removal(b"late", cas=cas, rev=4, expired=True),
+            version_copies.copied(b"k", b"v", cas=cas, rev=9, flags=3),
+            version_copies.copied_removal(b"gone", cas=cas, rev=4),
+            version_copies.copied_removal(b"late", cas=cas, rev=4, expired=True),
         ]
 
     write(writer, *copies())
@@ -232,10 +232,10 @@ def test_copies_keep_their_cas_and_revision(producer: TemporaryProducer, writer:
     found = stored(producer, b"k")
     assert (found.cas, found.rev, found.flags, found.value) == (cas, 9, 3, b"v")
     before = fingerprint(producer)
-    write(writer, *copies(), document_edits.copied(b"k", b"older", cas=cas, rev=8))
+    write(writer, *copies(), version_copies.copied(b"k", b"older", cas=cas, rev=8))
     assert counted(writer) == (3, 4, 0)
     assert fingerprint(producer) == before
-    write(writer, document_edits.copied(b"k", b"newer", cas=cas, rev=10))
+    write(writer, version_copies.copied(b"k", b"newer", cas=cas, rev=10))
     assert stored(producer, b"k").value == b"newer"
 
 
@@ -246,7 +246,7 @@ def test_a_copy_that_is_not_what_has_its_cas_is_refused(
     producer.write(b"k", b"old")
     found = stored(producer, b"k")
     with pytest.raises(StatusError, match="another document with the same CAS and revision"):
-        write(writer, document_edits.copied(b"k", b"changed", cas=found.cas, rev=found.rev))
+        write(writer, version_copies.copied(b"k", b"changed", cas=found.cas, rev=found.rev))
 
 
 # ---- nodes -------------------------------------------------------------------------------
@@ -557,15 +557,15 @@ def test_a_packet_is_what_the_dialect_would_make_of_it(
         ),
         (document_edits.checked_removal(**name, cas=cas), kv.Delete(**name, cas=cas, quiet=True)),
         (
-            document_edits.copied(**name, value=value, cas=cas, rev=rev, **details),
+            version_copies.copied(**name, value=value, cas=cas, rev=rev, **details),
             kv.SetWithMeta(**name, **stored, **version, quiet=True),
         ),
         (
-            document_edits.copied_removal(**name, cas=cas, rev=rev),
+            version_copies.copied_removal(**name, cas=cas, rev=rev),
             kv.DeleteWithMeta(**name, **gone, quiet=True),
         ),
         (
-            document_edits.copied_removal(**name, cas=cas, rev=rev, expired=True),
+            version_copies.copied_removal(**name, cas=cas, rev=rev, expired=True),
             kv.DeleteWithMeta(**name, **gone, options=0x10, quiet=True),
         ),
     ]

@@ -25,8 +25,8 @@ from upriver.session.consumer_events import (
     StreamRefused,
     SystemHappened,
 )
-from upriver.session.consumer_session import StreamOptions
 from upriver.session.flow_control import counted_size
+from upriver.session.requested_stream import StreamOptions
 from upriver.session.stream_output import StreamOutput
 from upriver.session.stream_position import Position
 from upriver.wire import canonical

@@ -14,9 +14,7 @@ clocks, and nothing of other nodes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
@@ -24,76 +22,30 @@ from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
-from ..wire.names import Command, MarkerFlag, OsoFlag, StreamFlag
-from ..wire.system_events import NamedEvent, named_event
+from ..wire.names import Command
 from .consumer_events import (
     Answered,
     Event,
-    Flushed,
     MapPushed,
     RollbackReason,
     RolledBack,
-    StateAsked,
     StreamFinished,
     StreamOpened,
     StreamRefused,
-    SyncWrite,
-    SystemHappened,
 )
 from .inbound_rows import Inbound, RowChunk, inbound_for
+from .requested_stream import RequestedStream, StreamOptions
 from .rollback_point import agree, lowered
-from .row_rules import RowCheck, Stream, broken_rule
+from .row_rules import RowCheck, broken_rule
+from .stream_messages import StreamMessages
 from .stream_position import Position, PositionTracker
-from .stream_states import CONSUMER, ConsumerEvent, next_state
+from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State
 
-__all__ = ["ConsumerSession", "StreamOptions"]
+__all__ = ["FIRST_OTHER_OPAQUE", "ConsumerSession"]
 
 #: Lower opaques belong to streams. Other requests on the connection use opaques from here on.
 FIRST_OTHER_OPAQUE: Final = 0x4000_0000
-
-_SYSTEM: Final = (
-    m.CollectionCreated,
-    m.CollectionDropped,
-    m.ScopeCreated,
-    m.ScopeDropped,
-    m.SystemEvent,
-)
-_SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """The parameters of a stream request."""
-
-    end: int = NO_END
-    flags: StreamFlag = StreamFlag.NONE
-    #: The collection filter, as a JSON object.
-    filter: bytes = b""
-    #: Accept only the branch that the position names, even if the producer has a later one.
-    same_branch: bool = False
-    #: Request the failover log before a stream that does not start at seqno 0. A consumer that can
-    #: go back to any seqno by itself does not need this: it receives the rollback seqno in a
-    #: `RolledBack` event that was not carried out (``refused``), and opens the stream again.
-    asks_log: bool = True
-    #: The consumer group's name, which drafts 002 and 000 send in a request.
-    group: str = "upriver"
-
-
-class _Conversation(Stream):
-    """One stream, and how far its negotiation is."""
-
-    __slots__ = ("options", "served", "state")
-
-    def __init__(self, vbucket: int, opaque: int, position: Position, options: StreamOptions):
-        super().__init__(vbucket, opaque, PositionTracker(position))
-        self.options = options
-        self.state = State.NEW
-        #: The last failover log that the producer sent for this vbucket.
-        self.served = FailoverLog(())
-
-    def move(self, event: ConsumerEvent) -> None:
-        self.state = next_state(CONSUMER, self.state, event)
 
 
 class ConsumerSession:
@@ -110,18 +62,17 @@ class ConsumerSession:
     ) -> None:
         """The keyword arguments after ``refuse_rollback`` were negotiated: see `Opened`."""
         self._dialect = dialect
-        self._sync_writes = sync_writes
-        self._takes_out_of_order = out_of_order
         self._names_purge_seqnos = purge_seqnos
-        #: Whether a stream request carries the snapshot of the position.
-        self._names_snapshots = dialect.snapshot_style is SnapshotStyle.RANGE_MARKER
         self._refuse_rollback = refuse_rollback
         self._inbound: Inbound = inbound_for(dialect, self._vbucket_of)
         self._outbox: list[bytes] = []
-        self._streams: dict[int, _Conversation] = {}
+        self._streams: dict[int, RequestedStream] = {}
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
         self._rows = RowCheck(self._streams, self._was_a_stream)
+        self._messages = StreamMessages(
+            self._rows, sync_writes=sync_writes, out_of_order=out_of_order
+        )
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
         #: are acknowledged.
         self._freed = 0
@@ -138,7 +89,7 @@ class ConsumerSession:
         if vbucket in self._vbuckets:
             raise ValueError(f"there is a stream of vbucket {vbucket}")
         opaque, self._next_opaque = self._next_opaque, self._next_opaque + 1
-        stream = _Conversation(vbucket, opaque, position, options or StreamOptions())
+        stream = RequestedStream(vbucket, opaque, position, options or StreamOptions())
         self._streams[opaque] = stream
         self._vbuckets[vbucket] = opaque
         if (
@@ -265,7 +216,9 @@ class ConsumerSession:
         else:
             stream = self._streams.get(message.opaque)
             if stream is not None:
-                self._stream_message(stream, message, events)
+                reason = self._messages.take(stream, message, events)
+                if reason is not None:
+                    self._finish(stream, reason, events)
             elif not self._was_a_stream(message.opaque):
                 name = type(message).__name__
                 raise broken_rule("opaque", None, f"{name} has the opaque {message.opaque}")
@@ -299,7 +252,7 @@ class ConsumerSession:
             self._refused(answer, answer.status, _value(answer), events)
 
     def _answer_for_log(
-        self, stream: _Conversation, answer: m.Response, events: list[Event]
+        self, stream: RequestedStream, answer: m.Response, events: list[Event]
     ) -> None:
         """Handles a response to a failover log request that does not name its request.
 
@@ -312,7 +265,7 @@ class ConsumerSession:
         else:
             self._refused(answer, answer.status, _value(answer), events)
 
-    def _learn_log(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+    def _learn_log(self, stream: RequestedStream, log: FailoverLog, events: list[Event]) -> None:
         log = log.sanitised()
         if stream.state is State.ASKED_LOG:
             stream.served = log
@@ -333,7 +286,7 @@ class ConsumerSession:
             detail = "the history changed while the stream was opened"
             raise broken_rule("branch", stream.vbucket, detail)
 
-    def _accepted(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+    def _accepted(self, stream: RequestedStream, log: FailoverLog, events: list[Event]) -> None:
         if not self._dialect.accepts_with_failover_log:
             self._opened(stream, stream.served, events)
             self._ask_log(stream, ConsumerEvent.CHECK_LOG)
@@ -350,7 +303,7 @@ class ConsumerSession:
                 stream.skip_until = 0
         self._opened(stream, log, events)
 
-    def _left_behind(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> bool:
+    def _left_behind(self, stream: RequestedStream, log: FailoverLog, events: list[Event]) -> bool:
         """Closes a stream with ``same_branch`` if the newest branch is another; returns whether."""
         wanted = stream.tracker.vbuuid
         keeps_to_one = stream.options.same_branch and wanted != 0
@@ -365,7 +318,7 @@ class ConsumerSession:
         self.close(stream.vbucket)
         return True
 
-    def _opened(self, stream: _Conversation, log: FailoverLog, events: list[Event]) -> None:
+    def _opened(self, stream: RequestedStream, log: FailoverLog, events: list[Event]) -> None:
         stream.move(ConsumerEvent.ACCEPTED)
         stream.flowing = True
         if self._dialect.snapshot_style is SnapshotStyle.BARE_MARKER:
@@ -375,7 +328,7 @@ class ConsumerSession:
         stream.tracker.follow(log)
         events.append(StreamOpened(stream.vbucket, log))
 
-    def _go_back(self, stream: _Conversation, seqno: int, events: list[Event]) -> None:
+    def _go_back(self, stream: RequestedStream, seqno: int, events: list[Event]) -> None:
         """Handles a rollback response: the producer asks for a lower seqno than the logs gave."""
         if not stream.tracker.seqno:
             detail = "there is nothing before the beginning to go back to"
@@ -395,7 +348,7 @@ class ConsumerSession:
 
     def _roll_back(
         self,
-        stream: _Conversation,
+        stream: RequestedStream,
         position: Position,
         reason: RollbackReason,
         events: list[Event],
@@ -423,160 +376,23 @@ class ConsumerSession:
 
     # ---- requests ------------------------------------------------------------------------
 
-    def _ask_log(self, stream: _Conversation, why: ConsumerEvent) -> None:
+    def _ask_log(self, stream: RequestedStream, why: ConsumerEvent) -> None:
         stream.move(why)
         self.send(m.FailoverLogRequest(vbucket=stream.vbucket, opaque=stream.opaque))
 
-    def _request(self, stream: _Conversation) -> None:
-        stream.move(ConsumerEvent.REQUEST)
-        position, options = stream.tracker.position(), stream.options
-        offset = position.offset
-        stream.skip_until = 0
-        start, snapshot = offset.seqno, offset.snapshot
-        if not self._names_snapshots or snapshot.end == NO_END:
-            # A request cannot name this snapshot. Read it again from its start, and skip the rows
-            # that were emitted before.
-            start = position.last_boundary
-            snapshot = Snapshot(start, start)
-            stream.skip_until = offset.seqno if start != offset.seqno else 0
-        request = m.StreamRequest(
-            vbucket=stream.vbucket,
-            opaque=stream.opaque,
-            start=start,
-            end=max(options.end, start),
-            vbuuid=offset.vbuuid if start else 0,
-            snapshot_start=snapshot.start if self._names_snapshots else None,
-            snapshot_end=snapshot.end if self._names_snapshots else None,
-            high_seqno=None if self._names_snapshots else _branch_start(position),
-            group="" if self._dialect.opens_connections else options.group,
-            flags=options.flags,
-            filter=self._filter(options, position, start),
-        )
-        self.send(request)
+    def _request(self, stream: RequestedStream) -> None:
+        self.send(stream.request(self._dialect, names_purge_seqno=self._names_purge_seqnos))
 
-    def _filter(self, options: StreamOptions, position: Position, start: int) -> bytes:
-        """Returns the collection filter of a request, with the purge seqno if it is needed.
-
-        A consumer below the producer's purge seqno may continue if it names that same purge seqno.
-        """
-        if not self._names_purge_seqnos or not 0 < start < position.purge_seqno:
-            return options.filter
-        chosen = json.loads(options.filter or b"{}")
-        return json.dumps({**chosen, "purge_seqno": str(position.purge_seqno)}).encode()
-
-    def _forget(self, stream: _Conversation) -> None:
+    def _forget(self, stream: RequestedStream) -> None:
         del self._streams[stream.opaque]
         del self._vbuckets[stream.vbucket]
 
-    # ---- messages of a stream ------------------------------------------------------------
-
-    def _stream_message(
-        self, stream: _Conversation, message: m.Message, events: list[Event]
+    def _finish(
+        self, stream: RequestedStream, reason: StreamEndReason, events: list[Event]
     ) -> None:
-        vbucket = getattr(message, "vbucket", stream.vbucket)
-        if vbucket not in (stream.vbucket, m.VBUCKET_NOT_CARRIED):
-            raise broken_rule("vbucket", stream.vbucket, f"a message is of vbucket {vbucket}")
-        if not stream.flowing:
-            name = type(message).__name__
-            raise broken_rule("message", stream.vbucket, f"{name} came before the stream did")
-        if isinstance(message, m.SnapshotMarker):
-            self._marker(stream, message)
-        elif isinstance(message, m.SnapshotStart):
-            stream.open_snapshot()
-        elif isinstance(message, m.SnapshotEnd):
-            self._rows.closed(stream)
-        elif isinstance(message, m.StreamStart):
-            pass
-        elif isinstance(message, m.SeqnoAdvanced):
-            # Couchbase servers may announce the end of a backfill twice.
-            at_end = stream.tracker.is_consistent and message.seqno == stream.tracker.seqno
-            if not at_end:
-                self._rows.advanced(stream, message.seqno)
-        elif isinstance(message, _SYSTEM):
-            self._system(stream, message, events)
-        elif self._sync_writes and isinstance(message, _SYNC_WRITES):
-            self._sync_write(stream, message, events)
-        elif self._takes_out_of_order and isinstance(message, m.OsoSnapshot):
-            self._out_of_order(stream, message)
-        elif isinstance(message, m.StreamEnd):
-            self._ended(stream, message, events)
-        elif isinstance(message, m.SetStreamState):
-            self._rows.flush(events)
-            events.append(StateAsked(stream.vbucket, message.state))
-        elif isinstance(message, m.FlushStream):
-            self._rows.flush(events)
-            events.append(Flushed(stream.vbucket))
-        else:
-            name = type(message).__name__
-            raise broken_rule("message", stream.vbucket, f"{name} was not negotiated")
-
-    def _marker(self, stream: _Conversation, marker: m.SnapshotMarker) -> None:
-        if marker.start is None or marker.end is None:
-            # In draft 001 a marker ends the snapshot before it, and may begin another.
-            self._close_open_snapshot(stream)
-            stream.open_snapshot()
-            return
-        stream.begin_snapshot(Snapshot(marker.start, marker.end), marker.purge_seqno)
-        stream.owes_ack = bool(marker.flags & MarkerFlag.ACK)
-
-    def _out_of_order(self, stream: _Conversation, edge: m.OsoSnapshot) -> None:
-        if edge.flags & OsoFlag.START:
-            stream.begin_out_of_order()
-        elif edge.flags & OsoFlag.END:
-            self._rows.out_of_order_ended(stream)
-
-    def _system(
-        self,
-        stream: _Conversation,
-        message: NamedEvent | m.SystemEvent,
-        events: list[Event],
-    ) -> None:
-        if isinstance(message, m.SystemEvent):
-            try:
-                message = named_event(message)
-            except ValueError as problem:
-                detail = f"a system event cannot be read: {problem}"
-                raise broken_rule("system event", stream.vbucket, detail) from None
-        self._rows.flush(events)
-        self._rows.advanced(stream, message.seqno)
-        if not isinstance(message, m.SystemEvent):
-            stream.tracker.manifest_uid = max(stream.tracker.manifest_uid, message.manifest_uid)
-        events.append(SystemHappened(stream.vbucket, message))
-
-    def _sync_write(
-        self, stream: _Conversation, write: m.Prepare | m.Commit | m.Abort, events: list[Event]
-    ) -> None:
-        if isinstance(write, m.Prepare):
-            seqno = write.seqno
-        elif isinstance(write, m.Commit):
-            seqno = write.commit_seqno
-        else:
-            seqno = write.abort_seqno
-        self._rows.flush(events)
-        self._rows.advanced(stream, seqno)
-        events.append(SyncWrite(stream.vbucket, write))
-
-    def _close_open_snapshot(self, stream: _Conversation) -> None:
-        """Completes a snapshot without a known end, unless it was only implied and is empty."""
-        is_open = stream.tracker.snapshot.end == NO_END
-        if is_open and (stream.heard or not stream.implied):
-            self._rows.closed(stream)
-        stream.implied = False
-
-    def _ended(self, stream: _Conversation, end: m.StreamEnd, events: list[Event]) -> None:
-        if end.reason is StreamEndReason.OK:
-            self._close_open_snapshot(stream)
-        self._finish(stream, end.reason, events)
-
-    def _finish(self, stream: _Conversation, reason: StreamEndReason, events: list[Event]) -> None:
         self._rows.flush(events)
         self._forget(stream)
         events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
-
-
-def _branch_start(position: Position) -> int:
-    """Returns the seqno at which the consumer's branch began; the oldest drafts request it."""
-    return next((e.seqno for e in position.log if e.vbuuid == position.offset.vbuuid), 0)
 
 
 def _status_in(text: str) -> Status:

@@ -12,9 +12,7 @@ The engine runs on one event loop. It knows nothing of applications, threads or 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
@@ -26,29 +24,14 @@ from ...errors import (
     ConfigError,
     InternalError,
     RemoteProtocolError,
-    RollbackRequired,
-    Status,
-    StatusError,
     StreamEnded,
     StreamRuleBroken,
     UpriverError,
 )
-from ...model import NO_END, StreamEndReason
-from ...session.consumer_events import (
-    Event,
-    MapPushed,
-    RolledBack,
-    Rows,
-    StateAsked,
-    StreamFinished,
-    StreamOpened,
-    StreamRefused,
-    SystemHappened,
-)
-from ...session.consumer_session import ConsumerSession, StreamOptions
-from ...session.open_connection import denied
+from ...model import NO_END
+from ...session.consumer_session import ConsumerSession
+from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
-from ...wire import messages as m
 from ...wire.names import StreamFlag
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final, renew_map
@@ -61,6 +44,7 @@ from ..transport.fault_guard import FaultGuard
 from .inbox import Assigned, Delivery, Failed, Finished
 from .map_watch import MapWatch
 from .persistence_gate import PersistenceGate
+from .stream_events import StreamEvents
 from .stream_watchdog import StreamWatchdog
 from .vbucket_reader import VBucketReader
 
@@ -75,18 +59,6 @@ _BUCKET_COMES_BACK: Final = 60.0
 _MOST_BROKEN_IN_A_ROW: Final = 8
 #: Seconds between two checks of all streams, at least.
 _WATCH_SECONDS: Final = 0.25
-#: Stream end reasons after which the stream is requested again, from the same or another node.
-_REOPENED: Final = frozenset(
-    {
-        StreamEndReason.OK,  # ended although no end seqno was requested
-        StreamEndReason.CLOSED,
-        StreamEndReason.STATE_CHANGED,
-        StreamEndReason.DISCONNECTED,
-        StreamEndReason.TOO_SLOW,
-        StreamEndReason.BACKFILL_FAILED,
-        StreamEndReason.ROLLBACK,
-    }
-)
 
 
 class Engine:
@@ -115,7 +87,6 @@ class Engine:
         self._readers: dict[int, VBucketReader] = {}
         self._sessions: dict[AsyncConnection, ConsumerSession] = {}
         self._connecting: dict[Address, asyncio.Task[None]] = {}
-        self._broken_in_a_row = 0
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         #: Background tasks besides the supervisor; `stop` cancels them.
@@ -127,8 +98,17 @@ class Engine:
         #: Nodes of whose loss a warning was logged; None stands for the cluster map.
         self._warned: set[Address | None] = set()
         self._guard = FaultGuard(self._fail)
+        self._events = StreamEvents(
+            self._readers,
+            self._sessions,
+            self._topology,
+            settings.rollback,
+            deliver=self.deliver,
+            fail=self._fail,
+            wake=self._wake.set,
+        )
         #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
-        self.counts: Counter[str] = Counter()
+        self.counts = self._events.counts
 
     # ---- lifecycle -----------------------------------------------------------------------
 
@@ -162,13 +142,13 @@ class Engine:
         With ``shared`` there are none at first, and `add` and `remove` say which are streamed.
         """
         self._is_shared = shared
-        self._readers = {}
+        self._readers.clear()
         if not shared:
             self._make_readers(self.positions)
         #: When all streams are checked again, at the earliest.
         self._next_watch = 0.0
         self._watchdog = StreamWatchdog(
-            self._sessions, self._settings, self.high_seqnos, self._finished
+            self._sessions, self._settings, self.high_seqnos, self._events.finished
         )
         self._map_watch = MapWatch(self._topology, self._sessions, self._settings.map_interval)
         self._over = False
@@ -270,7 +250,7 @@ class Engine:
     # ---- failure -------------------------------------------------------------------------
 
     def deliver(self, delivery: Delivery) -> None:
-        """Delivers something that is not of a node."""
+        """Delivers an event to the application, through the persistence gate if there is one."""
         self._deliver(delivery)
 
     def task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
@@ -444,7 +424,7 @@ class Engine:
         self._sessions[connection] = session
         connection.carry(
             session,
-            partial(self._guard.callback(self._on_events), connection),
+            partial(self._guard.callback(self._events.take), connection),
             partial(self._guard.callback(self._on_lost), connection),
         )
 
@@ -490,10 +470,10 @@ class Engine:
         if isinstance(error, InternalError):
             self._fail(error)
         if isinstance(error, RemoteProtocolError):
-            self._broken_in_a_row += 1
+            self._events.broken_in_a_row += 1
             rule = error.rule if isinstance(error, StreamRuleBroken) else "decoding"
             self.counts[f"broken rule: {rule}"] += 1
-            if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
+            if self._events.broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
                 self._fail(error)
         now = self._loop.time()
         pause = self._topology.backoff(connection.address).next_pause()
@@ -506,107 +486,3 @@ class Engine:
             self._warn(connection.address, "%s; trying again in %.2f s", error, pause)
         self._topology.map_is_old = True
         self._wake.set()
-
-    def _on_events(self, connection: AsyncConnection, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Rows):
-                self._broken_in_a_row = 0
-                connection.held += event.counted
-                self._deliver(Delivery(event, connection))
-            elif isinstance(event, StreamFinished):
-                self._finished(event)
-            elif isinstance(event, StreamRefused):
-                self._refused(connection, event)
-            elif isinstance(event, RolledBack):
-                self._rolled_back(event)
-            elif isinstance(event, MapPushed):
-                self._topology.map_is_old = True
-                self._wake.set()
-            elif isinstance(event, StateAsked):
-                self._sessions[connection].confirm_state(event.vbucket)
-                connection.flush()
-                self._deliver(Delivery(event))
-            else:
-                self._note(event)
-                self._deliver(Delivery(event))
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, StreamOpened):
-            reader = self._readers[event.vbucket]
-            reader.backoff.reset()
-            reader.flowed = True
-            if reader.carrier is not None:
-                self._topology.backoff(reader.carrier.address).reset()
-        elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
-            topology = self._topology
-            topology.collections = topology.collections.with_event(event.event)
-
-    def _rolled_back(self, event: RolledBack) -> None:
-        if event.refused:
-            reader = self._readers[event.vbucket]
-            reader.carrier = None
-            self._wake.set()
-            keeps_to_one = self._settings.rollback is RollbackPolicy.STOP
-            if keeps_to_one and not len(event.served) and not reader.sent_back:
-                reader.sent_back = True  # request it once more, after asking for the failover log
-                return
-            reader.done = True
-        self.counts[f"rollback: {event.reason.value}"] += 1
-        if self._settings.rollback is RollbackPolicy.FAIL:
-            reason = event.reason.value
-            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
-        else:
-            self._deliver(Delivery(event))
-
-    def _finished(self, event: StreamFinished) -> None:
-        reader = self._readers[event.vbucket]
-        reader.position = event.position
-        now = self._loop.time()
-        ended = event.reason.name.lower().replace("_", " ")
-        reader.leave(now, StreamEnded(vbucket=event.vbucket, reason=ended))
-        self._wake.set()
-        at_its_end = event.reason is StreamEndReason.OK and reader.end != NO_END
-        if at_its_end or event.reason is StreamEndReason.FILTER_EMPTY:
-            reader.done = True
-            self._deliver(Delivery(event))
-        elif event.reason in _REOPENED:
-            self.counts[f"stream ended: {ended}"] += 1
-            changed = event.reason is StreamEndReason.STATE_CHANGED
-            reader.unconfirmed = changed and not self._topology.map_is_assumed
-            reader.put_off(now)
-            self._topology.map_is_old = True
-        else:
-            self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
-
-    def _is_behind(self, event: StreamRefused) -> bool:
-        """Whether a node refused a collection only because its manifest is older than ours."""
-        if event.status not in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
-            return False
-        try:
-            return int(json.loads(event.value)["manifest_uid"], 16) < self._topology.collections.uid
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return False
-
-    def _refused(self, connection: AsyncConnection, event: StreamRefused) -> None:
-        reader = self._readers[event.vbucket]
-        reader.position = event.position
-        now = self._loop.time()
-        error = StatusError(
-            event.status,
-            request=f"the stream of vbucket {event.vbucket}",
-            context=denied(event.status),
-        )
-        reader.leave(now, error)
-        later = event.status.retriable or event.status is Status.EXISTS
-        if not later and not self._is_behind(event):
-            self._fail(error)
-            return
-        reader.put_off(now)
-        self._wake.set()
-        if event.status is Status.NOT_MY_VBUCKET:
-            self._topology.map_is_old = True
-            if event.value:
-                try:
-                    self._topology.learn_map(event.value, connection.address)
-                except RemoteProtocolError as problem:
-                    _log.warning("%s", problem)

@@ -28,11 +28,11 @@ from ...wire.dialects import Dcp
 from ...wire.header import parse_header
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
-from ...wire.names import WithMetaOption
 
 __all__ = [
     "Ask",
     "Conversation",
+    "Document",
     "Edit",
     "Form",
     "Outcome",
@@ -40,24 +40,19 @@ __all__ = [
     "Steps",
     "checked_removal",
     "checked_upsert",
-    "copied",
-    "copied_removal",
     "get",
+    "get_meta",
     "refused",
     "removal",
-    "restored",
-    "restored_removal",
+    "request_name",
     "shown_key",
     "store",
     "upsert",
+    "written",
 ]
 
 #: Most bytes of a key in an error message.
 _KEY_SHOWN: Final = 100
-#: The oldest version that there can be: any version of a document that is made later is newer.
-_OLDEST: Final = 1
-_NANOSECONDS: Final = 1_000_000_000
-_U32_MAX: Final = 2**32 - 1
 
 _JSON: Final = int(Datatype.JSON)
 _STORE = struct.Struct(
@@ -66,16 +61,6 @@ _STORE = struct.Struct(
     "I"  # expiry
 )
 _PLAIN: Final = _STORE.pack(0, 0)
-_WITH_META = struct.Struct(
-    ">"
-    "I"  # flags
-    "I"  # expiry, or the time of the deletion
-    "Q"  # revision
-    "Q"  # CAS
-)
-_OPTIONS = struct.Struct(
-    ">I"  # options
-)
 
 
 class Form(Enum):
@@ -215,7 +200,7 @@ class Overwrite(Edit):
         pass  # the only request is always the next one
 
     def hear(self, answer: Response | None) -> bool:
-        self.result = _written(answer, self.key)
+        self.result = written(answer, self.key)
         return True
 
 
@@ -238,14 +223,14 @@ def upsert(
     json: bool = False,
 ) -> Edit:
     """Writes a document, unless the stored one is identical."""
-    document = _document(key, value, flags, expiry, json)
+    document = Document.checked(key, value, flags, expiry, json)
     return Conversation(key, collection, partial(_upsert, document), last_wins=True)
 
 
-def _upsert(document: _Document) -> Steps:
+def _upsert(document: Document) -> Steps:
     if (yield from document.is_there()).same:
         return Outcome.UNCHANGED
-    return _written((yield store(Form.SET, *document[1:])), document.key)
+    return written((yield store(Form.SET, *document[1:])), document.key)
 
 
 def removal(key: bytes, *, collection: int = 0) -> Edit:
@@ -257,7 +242,7 @@ def _removal(key: bytes) -> Steps:
     answer = yield Ask(Form.DELETE)
     if answer is not None and answer.status is Status.NOT_FOUND:
         return Outcome.UNCHANGED
-    return _written(answer, key)
+    return written(answer, key)
 
 
 def checked_upsert(
@@ -275,15 +260,15 @@ def checked_upsert(
     If the CAS differs but the stored document is identical, the edit counts as done: this client
     wrote it, before a lost connection or in an earlier attempt of a Spark task.
     """
-    document = _document(key, value, flags, expiry, json)
+    document = Document.checked(key, value, flags, expiry, json)
     return Conversation(key, collection, partial(_checked_upsert, document, cas))
 
 
-def _checked_upsert(document: _Document, cas: int) -> Steps:
+def _checked_upsert(document: Document, cas: int) -> Steps:
     form = Form.SET if cas else Form.ADD
     answer = yield store(form, *document[1:], cas=cas)
     if answer is None or answer.status not in (Status.EXISTS, Status.NOT_FOUND):
-        return _written(answer, document.key)
+        return written(answer, document.key)
     found = yield from document.is_there()
     if found.same:
         return Outcome.UNCHANGED
@@ -304,116 +289,7 @@ def _checked_removal(key: bytes, cas: int) -> Steps:
         return Outcome.UNCHANGED
     if answer is not None and answer.status is Status.NOT_FOUND:
         return Outcome.UNCHANGED
-    return _written(answer, key)
-
-
-# ---- versions copied from another bucket -------------------------------------------------
-
-
-def copied(
-    key: bytes,
-    value: bytes,
-    *,
-    cas: int,
-    rev: int,
-    collection: int = 0,
-    flags: int = 0,
-    expiry: int = 0,
-    json: bool = False,
-) -> Edit:
-    """Writes a version with the CAS and revision of its source, unless a newer version exists."""
-    document = _document(key, value, flags, expiry, json)
-    return Conversation(key, collection, partial(_copied, document, cas, rev))
-
-
-def _copied(document: _Document, cas: int, rev: int) -> Steps:
-    extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
-    datatype = _JSON if document.json else 0
-    answer = yield Ask(Form.SET_META, extras, document.value, 0, datatype)
-    if answer is None or answer.status is not Status.EXISTS:
-        return _written(answer, document.key)
-    meta = yield from _meta(document.key)
-    if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
-        found = yield from get(document.key)
-        if found is not None and found.cas == cas and not document.is_like(found):
-            raise StatusError(
-                Status.EXISTS,
-                request=_request(document.key),
-                context="the bucket has another document with the same CAS and revision; to "
-                "change a document that was read from it, write it without these columns",
-            )
-    return Outcome.UNCHANGED
-
-
-def copied_removal(
-    key: bytes, *, cas: int, rev: int, collection: int = 0, expired: bool = False
-) -> Edit:
-    """As `copied`, for the tombstone of a document that was deleted or expired at its source."""
-    return Conversation(key, collection, partial(_copied_removal, key, cas, rev, expired))
-
-
-def _copied_removal(key: bytes, cas: int, rev: int, expired: bool) -> Steps:
-    # Servers compare the time of a deletion when they compare versions. So it must not depend on
-    # when this client writes the tombstone. It is derived from the CAS, which is a time.
-    extras = _WITH_META.pack(0, min(cas // _NANOSECONDS, _U32_MAX), rev, cas)
-    if expired:
-        extras += _OPTIONS.pack(WithMetaOption.EXPIRATION)
-    answer = yield Ask(Form.DELETE_META, extras)
-    if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
-        return Outcome.UNCHANGED
-    return _written(answer, key)
-
-
-# ---- versions restored after a rollback of their source ----------------------------------
-
-
-def restored(
-    key: bytes,
-    value: bytes,
-    *,
-    cas: int,
-    rev: int,
-    collection: int = 0,
-    flags: int = 0,
-    expiry: int = 0,
-    json: bool = False,
-) -> Edit:
-    """As `copied`, even if the stored version is newer: the source has lost that version."""
-    document = _document(key, value, flags, expiry, json)
-    return Conversation(key, collection, partial(_restored, document, cas, rev))
-
-
-def _restored(document: _Document, cas: int, rev: int) -> Steps:
-    meta = yield from _meta(document.key)
-    if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
-        return Outcome.UNCHANGED
-    extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
-    extras += _OPTIONS.pack(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
-    datatype = _JSON if document.json else 0
-    answer = yield Ask(Form.SET_META, extras, document.value, 0, datatype)
-    return _written(answer, document.key)
-
-
-def restored_removal(key: bytes, *, now: int, collection: int = 0) -> Edit:
-    """Removes a document that its source has lost, as if it had never been there.
-
-    Its tombstone is older than any version that the source may create later, which a plain deletion
-    would not be: its revision would be higher than that of a document that is new at the source.
-    """
-    return Conversation(key, collection, partial(_restored_removal, key, now))
-
-
-def _restored_removal(key: bytes, now: int) -> Steps:
-    meta = yield from _meta(key)
-    if meta is None or meta.deleted:
-        return Outcome.UNCHANGED
-    extras = _WITH_META.pack(0, now, _OLDEST, _OLDEST)
-    answer = yield Ask(
-        Form.DELETE_META, extras + _OPTIONS.pack(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
-    )
-    if answer is not None and answer.status is Status.NOT_FOUND:
-        return Outcome.UNCHANGED
-    return _written(answer, key)
+    return written(answer, key)
 
 
 # ---- steps that several edits share ------------------------------------------------------
@@ -426,7 +302,7 @@ class _Found(NamedTuple):
     cas: int
 
 
-class _Document(NamedTuple):
+class Document(NamedTuple):
     """The wanted state of a document."""
 
     key: bytes
@@ -434,6 +310,18 @@ class _Document(NamedTuple):
     flags: int
     expiry: int
     json: bool
+
+    @classmethod
+    def checked(cls, key: bytes, value: bytes, flags: int, expiry: int, json: bool) -> Document:
+        if len(value) > MAX_VALUE:  # servers close the connection instead of answering
+            raise ConfigError(
+                f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
+            )
+        return cls(key, value, flags, expiry, json)
+
+    @property
+    def datatype(self) -> int:
+        return _JSON if self.json else 0
 
     def is_like(self, found: kv.DocumentResponse) -> bool:
         return found.value == self.value and found.flags == self.flags
@@ -443,18 +331,10 @@ class _Document(NamedTuple):
         found = yield from get(self.key)
         if found is None or not self.is_like(found):
             return _Found(False, 0 if found is None else found.cas)
-        meta = yield from _meta(self.key)
+        meta = yield from get_meta(self.key)
         same = meta is not None and not meta.deleted and meta.expiry == self.expiry
         # if the CAS differs, another client wrote the document between the two reads
         return _Found(same and meta is not None and meta.cas == found.cas, found.cas)
-
-
-def _document(key: bytes, value: bytes, flags: int, expiry: int, json: bool) -> _Document:
-    if len(value) > MAX_VALUE:  # servers close the connection instead of answering
-        raise ConfigError(
-            f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
-        )
-    return _Document(key, value, flags, expiry, json)
 
 
 def store(
@@ -475,7 +355,7 @@ def get(key: bytes) -> Generator[Ask, Response | None, kv.DocumentResponse | Non
     raise refused(key, answer)
 
 
-def _meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | None]:
+def get_meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | None]:
     answer = yield Ask(Form.META)
     if answer is None or isinstance(answer, kv.MetaResponse):
         return answer
@@ -484,7 +364,7 @@ def _meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | None]
     raise refused(key, answer)
 
 
-def _written(answer: Response | None, key: bytes) -> Outcome:
+def written(answer: Response | None, key: bytes) -> Outcome:
     if answer is not None and answer.status is not Status.SUCCESS:
         raise refused(key, answer)
     return Outcome.WRITTEN  # some servers answer although the request is quiet
@@ -500,10 +380,10 @@ def refused(key: bytes, answer: Response) -> StatusError | RemoteProtocolError:
     context = (
         _HINTS.get(answer.status) or refusal_context(answer) or "see what the server's log says"
     )
-    return StatusError(answer.status, request=_request(key), context=context)
+    return StatusError(answer.status, request=request_name(key), context=context)
 
 
-def _request(key: bytes) -> str:
+def request_name(key: bytes) -> str:
     return f"writing the document {shown_key(key)}"
 
 
@@ -511,7 +391,7 @@ def _mismatch(key: bytes, *, expected: int, found: int) -> StatusError:
     has = f"it has CAS {found}" if found else "it is not there"
     wants = f"expected was CAS {expected}" if expected else "expected was that it is not there"
     status = Status.EXISTS if found else Status.NOT_FOUND
-    return StatusError(status, request=_request(key), context=f"{has}, {wants}")
+    return StatusError(status, request=request_name(key), context=f"{has}, {wants}")
 
 
 _HINTS: Final = {

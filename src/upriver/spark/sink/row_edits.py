@@ -27,13 +27,11 @@ from ...consumer.writing.document_edits import (
     Edit,
     checked_removal,
     checked_upsert,
-    copied,
-    copied_removal,
     removal,
-    restored,
     shown_key,
     upsert,
 )
+from ...consumer.writing.version_copies import copied, copied_removal
 from ...errors import ConfigError, UpriverError
 from ...model import Datatype, Op
 from ...settings.all_settings import COLUMN_ROLES
@@ -156,7 +154,7 @@ class Edits:
             }
             value, details["json"] = _body(key, value, datatype)
             if op == RESTATE and cas and rev:
-                return restored(key, value, cas=cas, rev=_unsigned(rev), **details)
+                return copied(key, value, cas=cas, rev=_unsigned(rev), restores=True, **details)
             return self._writing(key, value, cas, _unsigned(rev), details)
         if op not in (Op.DELETION.value, Op.EXPIRATION.value):
             known = ", ".join(each.value for each in Op)

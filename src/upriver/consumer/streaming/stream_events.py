@@ -1,0 +1,189 @@
+"""Applies the events of all sessions to the readers of their vbuckets, and delivers them in order.
+
+Streams that end are requested again by the engine, or end reading with an error. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ...errors import (
+    RemoteProtocolError,
+    RollbackRequired,
+    Status,
+    StatusError,
+    StreamEnded,
+    UpriverError,
+)
+from ...model import NO_END, StreamEndReason
+from ...session.consumer_events import (
+    Event,
+    MapPushed,
+    RolledBack,
+    Rows,
+    StateAsked,
+    StreamFinished,
+    StreamOpened,
+    StreamRefused,
+    SystemHappened,
+)
+from ...session.consumer_session import ConsumerSession
+from ...session.open_connection import denied
+from ...wire import messages as m
+from ..reader_settings import RollbackPolicy
+from ..topology.cluster_view import Topology
+from ..transport.async_connection import AsyncConnection
+from .inbox import Delivery
+from .vbucket_reader import VBucketReader
+
+__all__ = ["StreamEvents"]
+
+_log = logging.getLogger(__name__)
+
+#: Stream end reasons after which the stream is requested again, from the same or another node.
+_REOPENED: Final = frozenset(
+    {
+        StreamEndReason.OK,  # ended although no end seqno was requested
+        StreamEndReason.CLOSED,
+        StreamEndReason.STATE_CHANGED,
+        StreamEndReason.DISCONNECTED,
+        StreamEndReason.TOO_SLOW,
+        StreamEndReason.BACKFILL_FAILED,
+        StreamEndReason.ROLLBACK,
+    }
+)
+
+
+class StreamEvents:
+    """Takes events from connections; shares readers, sessions and topology with the engine."""
+
+    def __init__(
+        self,
+        readers: Mapping[int, VBucketReader],
+        sessions: Mapping[AsyncConnection, ConsumerSession],
+        topology: Topology,
+        rollback: RollbackPolicy,
+        *,
+        deliver: Callable[[Delivery], None],
+        fail: Callable[[UpriverError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._readers = readers
+        self._sessions = sessions
+        self._topology = topology
+        self._rollback = rollback
+        self._deliver = deliver
+        self._fail = fail
+        self._wake = wake
+        #: Protocol violations with no rows received in between.
+        self.broken_in_a_row = 0
+        #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
+        self.counts: Counter[str] = Counter()
+
+    def take(self, connection: AsyncConnection, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Rows):
+                self.broken_in_a_row = 0
+                connection.held += event.counted
+                self._deliver(Delivery(event, connection))
+            elif isinstance(event, StreamFinished):
+                self.finished(event)
+            elif isinstance(event, StreamRefused):
+                self._refused(connection, event)
+            elif isinstance(event, RolledBack):
+                self._rolled_back(event)
+            elif isinstance(event, MapPushed):
+                self._topology.map_is_old = True
+                self._wake()
+            elif isinstance(event, StateAsked):
+                self._sessions[connection].confirm_state(event.vbucket)
+                connection.flush()
+                self._deliver(Delivery(event))
+            else:
+                self._note(event)
+                self._deliver(Delivery(event))
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, StreamOpened):
+            reader = self._readers[event.vbucket]
+            reader.backoff.reset()
+            reader.flowed = True
+            if reader.carrier is not None:
+                self._topology.backoff(reader.carrier.address).reset()
+        elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
+            topology = self._topology
+            topology.collections = topology.collections.with_event(event.event)
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        if event.refused:
+            reader = self._readers[event.vbucket]
+            reader.carrier = None
+            self._wake()
+            keeps_to_one = self._rollback is RollbackPolicy.STOP
+            if keeps_to_one and not len(event.served) and not reader.sent_back:
+                reader.sent_back = True  # request it once more, after asking for the failover log
+                return
+            reader.done = True
+        self.counts[f"rollback: {event.reason.value}"] += 1
+        if self._rollback is RollbackPolicy.FAIL:
+            reason = event.reason.value
+            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
+        else:
+            self._deliver(Delivery(event))
+
+    def finished(self, event: StreamFinished) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = self._topology.clock()
+        ended = event.reason.name.lower().replace("_", " ")
+        reader.leave(now, StreamEnded(vbucket=event.vbucket, reason=ended))
+        self._wake()
+        at_its_end = event.reason is StreamEndReason.OK and reader.end != NO_END
+        if at_its_end or event.reason is StreamEndReason.FILTER_EMPTY:
+            reader.done = True
+            self._deliver(Delivery(event))
+        elif event.reason in _REOPENED:
+            self.counts[f"stream ended: {ended}"] += 1
+            changed = event.reason is StreamEndReason.STATE_CHANGED
+            reader.unconfirmed = changed and not self._topology.map_is_assumed
+            reader.put_off(now)
+            self._topology.map_is_old = True
+        else:
+            self._fail(StreamEnded(vbucket=event.vbucket, reason=ended))
+
+    def _is_behind(self, event: StreamRefused) -> bool:
+        """Whether a node refused a collection only because its manifest is older than ours."""
+        if event.status not in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
+            return False
+        try:
+            return int(json.loads(event.value)["manifest_uid"], 16) < self._topology.collections.uid
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def _refused(self, connection: AsyncConnection, event: StreamRefused) -> None:
+        reader = self._readers[event.vbucket]
+        reader.position = event.position
+        now = self._topology.clock()
+        error = StatusError(
+            event.status,
+            request=f"the stream of vbucket {event.vbucket}",
+            context=denied(event.status),
+        )
+        reader.leave(now, error)
+        later = event.status.retriable or event.status is Status.EXISTS
+        if not later and not self._is_behind(event):
+            self._fail(error)
+            return
+        reader.put_off(now)
+        self._wake()
+        if event.status is Status.NOT_MY_VBUCKET:
+            self._topology.map_is_old = True
+            if event.value:
+                try:
+                    self._topology.learn_map(event.value, connection.address)
+                except RemoteProtocolError as problem:
+                    _log.warning("%s", problem)
