@@ -19,7 +19,7 @@ from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Address
 from upriver.errors import Status
 from upriver.model import FailoverEntry, VBucketState
-from upriver.producer.membership import Member
+from upriver.producer.membership import NodeIdentity
 from upriver.producer.server_settings import ServerSettings
 from upriver.session.sasl_client import ScramClient
 from upriver.store import Bucket
@@ -93,7 +93,9 @@ def member_settings(directory: Path, lease: float = LONG_LEASE) -> ServerSetting
     """Of a node whose manager is known by the secret in a directory."""
     manager_credentials.make(directory, None)
     users, _ = manager_credentials.read(directory)
-    member = Member(cluster=CLUSTER, node=NODE, lease=lease, epoch_file=directory / "epoch-of-node")
+    member = NodeIdentity(
+        cluster=CLUSTER, node=NODE, lease=lease, epoch_file=directory / "epoch-of-node"
+    )
     return ServerSettings(users=users, member=member)
 
 

@@ -28,7 +28,7 @@ from upriver.consumer.transport.access import Access
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END, VBucketState
 from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress, bucket_json
-from upriver.producer.membership import MANAGER, Member, Membership
+from upriver.producer.membership import MANAGER, NodeIdentity, NodeLease
 from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
@@ -177,7 +177,7 @@ def test_an_epoch_that_cannot_be_read_is_no_epoch(tmp_path: Path) -> None:
     file = tmp_path / "epoch"
     file.write_text("-3")
     with pytest.raises(ConfigError, match="cannot be read: it says"):
-        Membership(Member(cluster="c", node="n", lease=1, epoch_file=file))
+        NodeLease(NodeIdentity(cluster="c", node="n", lease=1, epoch_file=file))
 
 
 # ---- leases ------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Clock:
 
 def test_a_lease_counts_from_the_ticket_and_not_from_its_return() -> None:
     clock = Clock()
-    membership = Membership(Member(cluster="c", node="n", lease=10), now=clock)
+    membership = NodeLease(NodeIdentity(cluster="c", node="n", lease=10), now=clock)
     first = membership.renew(1, 0)
     assert not membership.leased
     clock.now += 4 * SECOND
@@ -210,7 +210,7 @@ def test_a_lease_counts_from_the_ticket_and_not_from_its_return() -> None:
 
 def test_a_renewal_that_waited_while_the_node_was_stopped_is_worth_nothing() -> None:
     clock = Clock()
-    membership = Membership(Member(cluster="c", node="n", lease=10), now=clock)
+    membership = NodeLease(NodeIdentity(cluster="c", node="n", lease=10), now=clock)
     ticket = membership.renew(1, 0)
     clock.now += 60 * SECOND
     membership.renew(1, ticket)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.consumer.groups.assignment import Reads, Roster
-from upriver.consumer.groups.cells import Read, Steps, Stored, Write
+from upriver.consumer.groups.cells import CellWrite, Read, Steps, Stored
 from upriver.consumer.groups.member import TURNS, Member, Turn
 from upriver.consumer.groups.position_cells import PositionCells, Saved
 from upriver.errors import ConfigError, InternalError
@@ -136,7 +136,7 @@ class Cells:
     def do(self, step: Any) -> Any:
         if isinstance(step, Read):
             return self.cells.get(step.cell)
-        if isinstance(step, Write):
+        if isinstance(step, CellWrite):
             newest = self.cells.get(step.cell)
             if (newest.version if newest else 0) != step.version:
                 return None
@@ -147,7 +147,7 @@ class Cells:
         self.cells.pop(step.cell, None)
         return None
 
-    def _check(self, step: Write) -> None:
+    def _check(self, step: CellWrite) -> None:
         if step.cell == "g/roster":
             self.generations.check(Roster.from_json(step.content))
         if "/positions-" in step.cell:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.figure_check import checked
-from upriver.dashboard.figures import Document, PipelineFigures, ServerFigures
+from upriver.dashboard.figures import PipelineFigures, ServerFigures, StatsDocument
 from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
 
@@ -58,17 +58,19 @@ def eventually(look: Callable[[], _T | None]) -> _T:
     return found
 
 
-def seen(url: str, wanted: Callable[[Document], bool] = lambda document: True) -> Document:
+def seen(
+    url: str, wanted: Callable[[StatsDocument], bool] = lambda document: True
+) -> StatsDocument:
     """The figures, as soon as they are those that are wanted."""
 
-    def look() -> Document | None:
-        document = checked(Document, ask(url, "/stats.json").content)
+    def look() -> StatsDocument | None:
+        document = checked(StatsDocument, ask(url, "/stats.json").content)
         return document if document["server"] is not None and wanted(document) else None
 
     return eventually(look)
 
 
-def server_of(document: Document) -> ServerFigures:
+def server_of(document: StatsDocument) -> ServerFigures:
     """The server's figures of a document that has them."""
     server = document["server"]
     assert server is not None

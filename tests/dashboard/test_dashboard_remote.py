@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.figure_check import checked
-from upriver.dashboard.figures import Document
+from upriver.dashboard.figures import StatsDocument
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.remote import RemoteServer
 from upriver.errors import ConfigError, UpriverError
@@ -104,19 +104,19 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
-NAMES = sorted(Document.__annotations__)
+NAMES = sorted(StatsDocument.__annotations__)
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ANY_JSON))
 def test_any_document_is_checked_or_refused(content: dict[str, object]) -> None:
     try:
-        result = checked(Document, content)
+        result = checked(StatsDocument, content)
     except ValueError:
         return
-    assert checked(Document, result) == result
+    assert checked(StatsDocument, result) == result
 
 
 def test_what_a_server_tells_passes_the_check_unchanged() -> None:
     with TemporaryProducer(vbuckets=4) as producer, watched(producer) as url:
         content = json.loads(ask(url, "/stats.json").body)
-        assert checked(Document, content) == content
+        assert checked(StatsDocument, content) == content

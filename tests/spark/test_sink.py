@@ -399,13 +399,13 @@ def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:
     options = WriteOptions.parse({"connectionString": producer.source})
     writer = sink.DcpStreamWriter(options, {}, StructType([]))
     for batch in (3, 2, 4):
-        writer.commit([None, sink.Written(written=1, query="q")], batch)
+        writer.commit([None, sink.TaskWritten(written=1, query="q")], batch)
         assert json.loads(stored(producer, "_upriver:sink:q").value) == {"batch": max(3, batch)}
-    writer.commit([sink.Written(query="empty")], 7)
+    writer.commit([sink.TaskWritten(query="empty")], 7)
     assert not is_there(producer, "_upriver:sink:empty")
     producer.write(b"_upriver:sink:q", b"nonsense")
     with pytest.raises(ConfigError, match="is not a fence of a stream: delete it"):
-        writer.commit([sink.Written(written=1, query="q")], 5)
+        writer.commit([sink.TaskWritten(written=1, query="q")], 5)
 
 
 # ---- what cannot be ----------------------------------------------------------------------

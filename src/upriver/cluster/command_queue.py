@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from ..errors import ConfigError
 
-__all__ = ["Audience", "CommandQueue", "Turn"]
+__all__ = ["Audience", "CommandQueue", "RunningCommand"]
 
 #: Seconds between two progress reports to a waiting command.
 _INTERVAL: Final = 0.5
@@ -30,7 +30,7 @@ class Audience(Protocol):
         """Reports what the command waits for."""
 
 
-class Turn:
+class RunningCommand:
     """A running command and its progress."""
 
     def __init__(self, name: str, audience: Audience) -> None:
@@ -65,7 +65,7 @@ class CommandQueue:
     """Runs one command after the other."""
 
     def __init__(self) -> None:
-        self._now: Turn | None = None
+        self._now: RunningCommand | None = None
 
     @property
     def under_way(self) -> str:
@@ -75,7 +75,7 @@ class CommandQueue:
     @contextlib.asynccontextmanager
     async def take(
         self, name: str, audience: Audience, *, urgent: bool = False
-    ) -> AsyncIterator[Turn]:
+    ) -> AsyncIterator[RunningCommand]:
         """Waits for the running command, or asks it to stop."""
         while (other := self._now) is not None:
             if urgent:
@@ -84,7 +84,7 @@ class CommandQueue:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL):
                     await other.over.wait()
-        turn = self._now = Turn(name, audience)
+        turn = self._now = RunningCommand(name, audience)
         try:
             yield turn
         finally:

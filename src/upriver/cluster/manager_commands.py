@@ -18,7 +18,7 @@ from ..errors import ConfigError, UpriverError
 from . import failover_candidates, placement
 from . import status_report as shown
 from .cluster_state import MAX_NODES, NodeEntry
-from .command_queue import Audience, CommandQueue, Turn
+from .command_queue import Audience, CommandQueue, RunningCommand
 from .copy_comparison import Copies
 from .manager import Manager
 from .placement import Row
@@ -72,7 +72,7 @@ class Commands:
 
     async def ready(self, audience: Audience) -> None:
         """Returns when every vbucket has its active copy, and every node its map and lease."""
-        turn = Turn("start", audience)
+        turn = RunningCommand("start", audience)
         await self._until(turn, self._ready_so_far, "nodes and vbuckets ready", self._check_nodes)
 
     def _ready_so_far(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Commands:
 
     async def _until(
         self,
-        turn: Turn,
+        turn: RunningCommand,
         so_far: Callable[[], tuple[int, int]],
         what: str,
         check: Callable[[], None] = lambda: None,
@@ -135,7 +135,7 @@ class Commands:
         async with self._turns.take("rebalance", audience) as turn:
             await self._rebalance(turn)
 
-    async def _rebalance(self, turn: Turn) -> None:
+    async def _rebalance(self, turn: RunningCommand) -> None:
         manager = self._manager
         await manager.looked_once()
         silent = self._silent()
@@ -169,7 +169,7 @@ class Commands:
                     manager.given_up.discard(name)
             await self._promoted(turn, [vb for vb, row in enumerate(rows) if row[0] == name])
 
-    async def _end(self, turn: Turn, node: NodeEntry) -> None:
+    async def _end(self, turn: RunningCommand, node: NodeEntry) -> None:
         """Returns when a node answers no more writes: it has ended, or its lease is over."""
         manager = self._manager
         manager.leases.end(node.name)
@@ -194,7 +194,7 @@ class Commands:
             had = manager.last_seen.get(node.name, {})
             failover_candidates.refuse_if_only_copy(manager.state.rows, node.name, had, copies)
 
-    async def _promoted(self, turn: Turn, vbuckets: list[int]) -> None:
+    async def _promoted(self, turn: RunningCommand, vbuckets: list[int]) -> None:
         """Has the nodes looked at that are left, and the best copies made active.
 
         Those that have to wait for a node that does not answer are named in the status.

@@ -19,7 +19,7 @@ from ..errors import UpriverError
 from ..logs import JSON_VARIABLE, configure_logging
 from ..model import VBucketState
 from ..producer.embedded import Producer
-from ..producer.membership import Member
+from ..producer.membership import NodeIdentity
 from ..producer.server_settings import ServerSettings
 from ..store import BucketSettings
 from .node_files import EPOCH_FILE, NodeLock
@@ -71,7 +71,7 @@ def _producer(chosen: argparse.Namespace, lock: NodeLock) -> Producer:
         port=chosen.port,
         http_port=chosen.http_port,
         users=chosen.users,
-        member=Member(
+        member=NodeIdentity(
             cluster=chosen.cluster,
             node=chosen.node,
             lease=chosen.lease,

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from ..errors import ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
 from ..wire.names import StreamFlag
-from .command_queue import Turn
+from .command_queue import RunningCommand
 from .copy_comparison import Copy
 from .node_link import NodeLink
 from .placement import Row
@@ -54,7 +54,7 @@ class Cluster(Protocol):
 class Moving:
     """One plan being carried out. Its turn is told how many vbuckets are where they shall be."""
 
-    def __init__(self, cluster: Cluster, turn: Turn) -> None:
+    def __init__(self, cluster: Cluster, turn: RunningCommand) -> None:
         self._cluster = cluster
         self._turn = turn
         self._moved = 0

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from ..errors import UpriverError
 from .event_detection import EventDetector
-from .figures import FORMAT, Document, PipelineFigures, ServerFigures
+from .figures import FORMAT, PipelineFigures, ServerFigures, StatsDocument
 from .history import History
 
 __all__ = ["INTERVAL", "Collector", "Sample"]
@@ -33,7 +33,7 @@ _HOUR_INTERVAL: Final = 5.0
 class Sample:
     """One sample: the document, and its JSON encoding."""
 
-    document: Document
+    document: StatsDocument
     encoded: bytes
 
 
@@ -111,7 +111,7 @@ class Collector:
     def _assemble(
         self, now: float, cost: float, problem: str | None, pipelines: list[PipelineFigures]
     ) -> Sample:
-        document = Document(
+        document = StatsDocument(
             format=FORMAT,
             time=now,
             interval=self.interval,

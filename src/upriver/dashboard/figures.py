@@ -18,7 +18,6 @@ __all__ = [
     "CollectionFigures",
     "ConnectionFigures",
     "CopyFigures",
-    "Document",
     "DocumentDetail",
     "EventFigures",
     "HistoryFigures",
@@ -28,6 +27,7 @@ __all__ = [
     "ReaderFigures",
     "RollbackFigures",
     "ServerFigures",
+    "StatsDocument",
     "StreamFigures",
     "VBucketColumns",
     "VBucketDetail",
@@ -231,7 +231,7 @@ class HistoryFigures(TypedDict):
     lags: list[LagFigures]
 
 
-class Document(TypedDict):
+class StatsDocument(TypedDict):
     """A complete sample: ``/stats.json``."""
 
     format: int

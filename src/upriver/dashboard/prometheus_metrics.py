@@ -20,10 +20,10 @@ from .figures import (
     BatchFigures,
     BucketFigures,
     ConnectionFigures,
-    Document,
     LatencyFigures,
     PipelineFigures,
     ServerFigures,
+    StatsDocument,
 )
 
 with extra("cli"):
@@ -49,7 +49,7 @@ class MetricRow:
     name: str
     help: str
     labels: tuple[str, ...]
-    samples: Callable[[Document], Iterable[Sample]] = lambda document: ()
+    samples: Callable[[StatsDocument], Iterable[Sample]] = lambda document: ()
     #: The source of a histogram; others have samples.
     latency: Callable[[ServerFigures], LatencyFigures] | None = None
 
@@ -65,7 +65,7 @@ class MetricRow:
 
 
 def _server(name: str, text: str, read: Callable[[ServerFigures], float]) -> MetricRow:
-    def samples(document: Document) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[Sample]:
         if document["server"] is not None:
             yield (), read(document["server"])
 
@@ -73,7 +73,7 @@ def _server(name: str, text: str, read: Callable[[ServerFigures], float]) -> Met
 
 
 def _bucket(name: str, text: str, read: Callable[[BucketFigures], float]) -> MetricRow:
-    def samples(document: Document) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[Sample]:
         for bucket in document["server"]["buckets"] if document["server"] else ():
             yield (bucket["name"],), read(bucket)
 
@@ -85,7 +85,7 @@ def _readers(
 ) -> MetricRow:
     """Sums over the connections of each bucket that stream its changes."""
 
-    def samples(document: Document) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[Sample]:
         server = document["server"]
         for bucket in server["buckets"] if server else ():
             assert server is not None
@@ -104,7 +104,7 @@ def _readers(
 
 
 def _pipeline(name: str, text: str, read: Callable[[PipelineFigures], float]) -> MetricRow:
-    def samples(document: Document) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[Sample]:
         for pipeline in document["pipelines"]:
             yield (pipeline["name"],), read(pipeline)
 
@@ -112,7 +112,7 @@ def _pipeline(name: str, text: str, read: Callable[[PipelineFigures], float]) ->
 
 
 def _last_batch(name: str, text: str, read: Callable[[BatchFigures], float | None]) -> MetricRow:
-    def samples(document: Document) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[Sample]:
         for pipeline in document["pipelines"]:
             value = read(pipeline["recent"][-1]) if pipeline["recent"] else None
             if value is not None:
@@ -121,7 +121,7 @@ def _last_batch(name: str, text: str, read: Callable[[BatchFigures], float | Non
     return MetricRow(name, text, ("table",), samples)
 
 
-def _by_name(name: str, text: str, read: Callable[[Document], dict[str, int]]) -> MetricRow:
+def _by_name(name: str, text: str, read: Callable[[StatsDocument], dict[str, int]]) -> MetricRow:
     return MetricRow(
         name,
         text,
@@ -130,19 +130,19 @@ def _by_name(name: str, text: str, read: Callable[[Document], dict[str, int]]) -
     )
 
 
-def _info(document: Document) -> Iterator[Sample]:
+def _info(document: StatsDocument) -> Iterator[Sample]:
     server = document["server"]
     yield (__version__ if server is None else server["software"],), 1
 
 
-def _vbuckets(document: Document) -> Iterator[Sample]:
+def _vbuckets(document: StatsDocument) -> Iterator[Sample]:
     for bucket in document["server"]["buckets"] if document["server"] else ():
         letters = Counter(bucket["vbuckets"]["state"])
         for state, letter in STATE_LETTERS.items():
             yield (bucket["name"], state), letters[letter]
 
 
-def _connections(document: Document) -> Iterator[Sample]:
+def _connections(document: StatsDocument) -> Iterator[Sample]:
     if document["server"] is None:
         return
     kinds = Counter(connection["kind"] for connection in document["server"]["connections"])
@@ -152,7 +152,7 @@ def _connections(document: Document) -> Iterator[Sample]:
     yield ("client",), document["server"]["connection_count"] - kinds["reader"] - kinds["replica"]
 
 
-def _streams(document: Document) -> Iterator[Sample]:
+def _streams(document: StatsDocument) -> Iterator[Sample]:
     found: Counter[tuple[str, str]] = Counter()
     for connection in document["server"]["connections"] if document["server"] else ():
         for state, count in connection["states"].items():
@@ -160,7 +160,7 @@ def _streams(document: Document) -> Iterator[Sample]:
     yield from found.items()
 
 
-def _collections(document: Document) -> Iterator[Sample]:
+def _collections(document: StatsDocument) -> Iterator[Sample]:
     for bucket in document["server"]["buckets"] if document["server"] else ():
         for one in bucket["collections"]:
             if one["items"] is not None:
@@ -371,7 +371,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
 class _Once(Collector):
     """A Prometheus collector over one document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: StatsDocument) -> None:
         self._document = document
 
     def collect(self) -> Iterator[Metric]:
@@ -395,7 +395,7 @@ def _histogram(row: MetricRow, latency: LatencyFigures) -> Metric:
     return family
 
 
-def exposition(document: Document, accept: str) -> tuple[bytes, str]:
+def exposition(document: StatsDocument, accept: str) -> tuple[bytes, str]:
     """The metrics and their content type, in a format of the Accept header."""
     registry = CollectorRegistry()
     registry.register(_Once(document))

@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..errors import UpriverError
 from .collector import Collector
-from .figures import Document, DocumentDetail
+from .figures import DocumentDetail, StatsDocument
 from .prometheus_metrics import exposition
 from .sign_in import COOKIE, Sessions, basic_credentials, cookie_token
 from .watched_server import WatchedServer, visible
@@ -205,7 +205,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         given = basic_credentials(self.headers.get("Authorization", ""))
         return sessions.check(*given) if given is not None else None
 
-    def _visible(self, user: str | None) -> Document | None:
+    def _visible(self, user: str | None) -> StatsDocument | None:
         """What of the latest sample a viewer may see; None for all of it."""
         dashboard = self._dashboard
         if dashboard.server is None or not dashboard.server.needs_sign_in:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .figures import Document, DocumentDetail, VBucketDetail
+from .figures import DocumentDetail, StatsDocument, VBucketDetail
 
 __all__ = ["WatchedServer", "visible"]
 
@@ -35,7 +35,7 @@ class WatchedServer(Protocol):
         """
 
 
-def visible(document: Document, may_see: Callable[[str], bool]) -> Document | None:
+def visible(document: StatsDocument, may_see: Callable[[str], bool]) -> StatsDocument | None:
     """What a viewer may see of a sample; None if that is all of it."""
     server = document["server"]
     if server is None or all(may_see(bucket["name"]) for bucket in server["buckets"]):

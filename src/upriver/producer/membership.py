@@ -31,7 +31,7 @@ from typing import Final
 from .. import _entropy
 from ..errors import ConfigError
 
-__all__ = ["MANAGER", "Member", "Membership"]
+__all__ = ["MANAGER", "NodeIdentity", "NodeLease"]
 
 logger = logging.getLogger("upriver.producer")
 
@@ -45,7 +45,7 @@ _MAX_EPOCH_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class NodeIdentity:
     """The identity of a node in its cluster."""
 
     cluster: str
@@ -60,10 +60,10 @@ class Member:
     epoch_file: Path | None = None
 
 
-class Membership:
+class NodeLease:
     """The manager's epoch and the lease of a node. Only the event loop's thread may use it."""
 
-    def __init__(self, member: Member, *, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, member: NodeIdentity, *, now: Callable[[], int] = time.monotonic_ns) -> None:
         """``now`` is a monotonic clock in nanoseconds."""
         self.member = member
         #: Distinguishes this process from earlier ones of the node.

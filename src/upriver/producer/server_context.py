@@ -18,7 +18,7 @@ from .bootstrap import cluster_config, sasl
 from .bootstrap.users import Role, Users
 from .connections.client_info import ClientInfo
 from .keyvalue.durability_requirements import NO_COPIES, CopyNames, copy_names
-from .membership import MANAGER, Membership
+from .membership import MANAGER, NodeLease
 from .server_settings import ServerSettings
 
 __all__ = ["VERSION", "GivenMap", "ServerContext"]
@@ -71,7 +71,7 @@ class ServerContext:
         #: durable.
         self.durable_writes = True
         #: The node's membership, if it belongs to a cluster.
-        self.membership = Membership(settings.member) if settings.member is not None else None
+        self.membership = NodeLease(settings.member) if settings.member is not None else None
         #: Called when a manager with a newer epoch appears.
         self.epoch_raised: Callable[[int], None] = lambda epoch: None
         self._copies: dict[str, tuple[CopyNames, ...]] = {}

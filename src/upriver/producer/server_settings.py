@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..session.keepalive import IDLE_TIMEOUT
 from ..session.stream_request import Policy
 from ..wire.limits import MAX_BODY
-from .membership import Member
+from .membership import NodeIdentity
 
 __all__ = ["DEFAULT_PORT", "PeerRelease", "ServerSettings", "usual_http_port"]
 
@@ -107,7 +107,7 @@ class ServerSettings:
     #: The node's identity in a cluster; None for a server outside of a cluster. The manager sends a
     #: node its map and its vbuckets. Until it has done so after a start, documents and streams are
     #: refused, because another node may have them by now. Writes require the manager's lease.
-    member: Member | None = None
+    member: NodeIdentity | None = None
     #: The dialect of connections that were opened without HELLO, and the numbers of vbucket states.
     peers: PeerRelease = PeerRelease.TODAY
     #: Whether clients may flush a bucket.

@@ -33,7 +33,7 @@ from upriver.spark.tables.format.key_index import Hashes, KeyIndex, hashes_of
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.rows.json_columns import JsonColumns
 from upriver.spark.tables.rows.row_shape import MirrorShape
-from upriver.spark.tables.upkeep.compaction import Pace, chosen_for_compaction
+from upriver.spark.tables.upkeep.compaction import CompactionPace, chosen_for_compaction
 from upriver.testing import TemporaryProducer
 
 __all__ = ["small"]
@@ -180,7 +180,7 @@ def test_a_round_of_compaction_is_bounded_and_says_whether_more_is_due() -> None
     chosen, more = chosen_for_compaction(files, everything=True, most_bytes=1)
     assert ([len(some) for some in chosen], more) == ([32], False)
     assert chosen_for_compaction(files[:4]) == ([], False)
-    pace = Pace(1000)
+    pace = CompactionPace(1000)
     pace.took(1000, 4.0)
     assert pace.bytes == 625
     pace.took(1000, 0.0)

@@ -171,7 +171,7 @@ def tail(
     from ..tail.change_text import JsonLines, PlainLines
     from ..tail.filters import change_filter, last_changes, parse_moment
     from ..tail.line_format import FormattedLines
-    from ..tail.run import GroupSaver, Reader, Run, Saver, stopping
+    from ..tail.run import GroupSaver, InterruptibleConsumer, Run, Saver, stopping
     from ..tail.status_line import StatusLine
 
     if text is not None and as_json:
@@ -213,10 +213,12 @@ def tail(
                 newest: list[Change] = []
                 if last is not None:
                     so_far = replace(settings, end="now")
-                    with Reader(Source.parse(source), access=access, settings=so_far) as reader:
+                    with InterruptibleConsumer(
+                        Source.parse(source), access=access, settings=so_far
+                    ) as reader:
                         newest = last_changes(reader, last, wanted)
                         settings = replace(settings, start=reader.position())
-                consumer = Reader(
+                consumer = InterruptibleConsumer(
                     Source.parse(source),
                     access=access,
                     settings=settings,

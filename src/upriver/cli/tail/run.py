@@ -31,7 +31,7 @@ from .change_text import Lines
 from .filters import ChangeFilter
 from .status_line import StatusLine, summary
 
-__all__ = ["GroupSaver", "Reader", "Run", "Saver", "stopping"]
+__all__ = ["GroupSaver", "InterruptibleConsumer", "Run", "Saver", "stopping"]
 
 #: Without events, signals, a closed pipe and the time to save are checked every so many seconds.
 _TICK: Final = 0.2
@@ -100,7 +100,7 @@ class _Output:
 # ---- positions ---------------------------------------------------------------------------
 
 
-class Reader(Consumer):
+class InterruptibleConsumer(Consumer):
     """A consumer that may stop in the middle of an event."""
 
     def count_as_read(self, rows: int) -> None:
@@ -149,7 +149,7 @@ class Run:
 
     def __init__(
         self,
-        consumer: Reader,
+        consumer: InterruptibleConsumer,
         lines: Lines,
         status: StatusLine,
         saver: Saver | GroupSaver | None,

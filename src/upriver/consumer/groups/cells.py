@@ -20,12 +20,12 @@ from ...errors import ConfigError
 
 __all__ = [
     "MAX_CELL",
+    "CellWrite",
     "GroupStore",
     "Read",
     "Remove",
     "Steps",
     "Stored",
-    "Write",
     "run_steps",
 ]
 
@@ -51,7 +51,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class CellWrite:
     """Replaces ``version`` of a cell, 0 to create it; the answer is the new version.
 
     The answer is None if the cell has another version, which then stays.
@@ -72,7 +72,7 @@ class Remove:
 
 
 #: Rules without I/O: yields operations, is sent their answers, returns a result.
-Steps: TypeAlias = Generator[Read | Write | Remove, Any, _T]
+Steps: TypeAlias = Generator[Read | CellWrite | Remove, Any, _T]
 
 
 class GroupStore(Protocol):
@@ -108,10 +108,10 @@ def run_steps(store: GroupStore, steps: Steps[_T]) -> _T:
         return result
 
 
-def _answer(store: GroupStore, step: Read | Write | Remove) -> Stored | int | None:
+def _answer(store: GroupStore, step: Read | CellWrite | Remove) -> Stored | int | None:
     if isinstance(step, Read):
         return store.read(step.cell)
-    if isinstance(step, Write):
+    if isinstance(step, CellWrite):
         if len(step.content) > MAX_CELL:
             raise ConfigError(
                 f"{step.cell} would have {len(step.content)} bytes; {MAX_CELL} are the most"

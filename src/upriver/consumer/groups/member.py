@@ -27,7 +27,7 @@ from typing import Final
 
 from ...errors import ConfigError, UpriverError
 from .assignment import Reads, Roster
-from .cells import Read, Remove, Steps, Stored, Write
+from .cells import CellWrite, Read, Remove, Steps, Stored
 
 __all__ = ["HOLDS", "LEASES", "TURNS", "Member", "Turn"]
 
@@ -121,7 +121,7 @@ class Member:
         dead = yield from self._find_dead(roster)
         after = roster.without(dead).balanced()
         if after != roster:
-            version = yield Write(self._roster, after.to_json(), stored.version)
+            version = yield CellWrite(self._roster, after.to_json(), stored.version)
             if version is not None:
                 roster = after
                 for name in dead:
@@ -143,7 +143,7 @@ class Member:
         cell, expires = self._heartbeat(self.name), _EXPIRES * self.lease
         for _ in range(_BEAT_ATTEMPTS):
             content = json.dumps({"member": self.name, "beats": self._beats + 1}).encode()
-            version = yield Write(cell, content, self._version, expires)
+            version = yield CellWrite(cell, content, self._version, expires)
             stored: Stored | None = None
             if version is None:
                 stored = yield Read(cell)
@@ -172,7 +172,7 @@ class Member:
             if stored.version != version:
                 self._seen[name] = stored.version, now
             elif now - since >= _SEALED_AFTER * self.lease:
-                sealed = yield Write(
+                sealed = yield CellWrite(
                     self._heartbeat(name), _SEAL, stored.version, _EXPIRES * self.lease
                 )
                 if sealed is not None:
@@ -195,7 +195,7 @@ class Member:
             if after == roster:
                 break
             version = stored.version if stored is not None else 0
-            if (yield Write(self._roster, after.to_json(), version)) is not None:
+            if (yield CellWrite(self._roster, after.to_json(), version)) is not None:
                 break
         else:
             raise UpriverError(

@@ -23,7 +23,7 @@ from ...errors import ConfigError, InternalError, UpriverError
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import MAX_VBUCKETS
 from ..checkpoints.position_json import dump_position, load_position, parse_json
-from .cells import Read, Steps, Write
+from .cells import CellWrite, Read, Steps
 
 __all__ = ["PositionCells", "Saved"]
 
@@ -121,7 +121,7 @@ class PositionCells:
                     self._known[cell] = known
                     return
                 continue
-            written = yield Write(cell, _dump(after), version)
+            written = yield CellWrite(cell, _dump(after), version)
             if written is not None:
                 self._known[cell] = written, after
                 return

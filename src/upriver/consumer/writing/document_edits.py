@@ -32,12 +32,12 @@ from ...wire.messages import Response
 __all__ = [
     "Ask",
     "Conversation",
-    "Document",
     "Edit",
     "Form",
     "Outcome",
     "Overwrite",
     "Steps",
+    "WantedDocument",
     "checked_removal",
     "checked_upsert",
     "get",
@@ -223,11 +223,11 @@ def upsert(
     json: bool = False,
 ) -> Edit:
     """Writes a document, unless the stored one is identical."""
-    document = Document.checked(key, value, flags, expiry, json)
+    document = WantedDocument.checked(key, value, flags, expiry, json)
     return Conversation(key, collection, partial(_upsert, document), last_wins=True)
 
 
-def _upsert(document: Document) -> Steps:
+def _upsert(document: WantedDocument) -> Steps:
     if (yield from document.is_there()).same:
         return Outcome.UNCHANGED
     return written((yield store(Form.SET, *document[1:])), document.key)
@@ -260,11 +260,11 @@ def checked_upsert(
     If the CAS differs but the stored document is identical, the edit counts as done: this client
     wrote it, before a lost connection or in an earlier attempt of a Spark task.
     """
-    document = Document.checked(key, value, flags, expiry, json)
+    document = WantedDocument.checked(key, value, flags, expiry, json)
     return Conversation(key, collection, partial(_checked_upsert, document, cas))
 
 
-def _checked_upsert(document: Document, cas: int) -> Steps:
+def _checked_upsert(document: WantedDocument, cas: int) -> Steps:
     form = Form.SET if cas else Form.ADD
     answer = yield store(form, *document[1:], cas=cas)
     if answer is None or answer.status not in (Status.EXISTS, Status.NOT_FOUND):
@@ -302,7 +302,7 @@ class _Found(NamedTuple):
     cas: int
 
 
-class Document(NamedTuple):
+class WantedDocument(NamedTuple):
     """The wanted state of a document."""
 
     key: bytes
@@ -312,7 +312,9 @@ class Document(NamedTuple):
     json: bool
 
     @classmethod
-    def checked(cls, key: bytes, value: bytes, flags: int, expiry: int, json: bool) -> Document:
+    def checked(
+        cls, key: bytes, value: bytes, flags: int, expiry: int, json: bool
+    ) -> WantedDocument:
         if len(value) > MAX_VALUE:  # servers close the connection instead of answering
             raise ConfigError(
                 f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"

@@ -11,11 +11,11 @@ from ...wire.names import WithMetaOption
 from .document_edits import (
     Ask,
     Conversation,
-    Document,
     Edit,
     Form,
     Outcome,
     Steps,
+    WantedDocument,
     get,
     get_meta,
     request_name,
@@ -58,12 +58,12 @@ def copied(
 
     With ``restores`` it also replaces a newer version, which the source has lost by a rollback.
     """
-    document = Document.checked(key, value, flags, expiry, json)
+    document = WantedDocument.checked(key, value, flags, expiry, json)
     steps = _restored if restores else _copied
     return Conversation(key, collection, partial(steps, document, cas, rev))
 
 
-def _copied(document: Document, cas: int, rev: int) -> Steps:
+def _copied(document: WantedDocument, cas: int, rev: int) -> Steps:
     extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
     answer = yield Ask(Form.SET_META, extras, document.value, 0, document.datatype)
     if answer is None or answer.status is not Status.EXISTS:
@@ -81,7 +81,7 @@ def _copied(document: Document, cas: int, rev: int) -> Steps:
     return Outcome.UNCHANGED
 
 
-def _restored(document: Document, cas: int, rev: int) -> Steps:
+def _restored(document: WantedDocument, cas: int, rev: int) -> Steps:
     meta = yield from get_meta(document.key)
     if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
         return Outcome.UNCHANGED

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["DcpStreamWriter", "DcpWriter", "Written", "stream_writer", "writer"]
+__all__ = ["DcpStreamWriter", "DcpWriter", "TaskWritten", "stream_writer", "writer"]
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -78,7 +78,7 @@ def stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class TaskWritten(WriterCommitMessage):
     """The commit message of a task."""
 
     written: int = 0
@@ -101,7 +101,7 @@ class DcpWriter(DataSourceArrowWriter):
         self._options = options
         self._roles = roles
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:  # type: ignore[override]
         with _open(self._options) as opened:
             return _write(self._options, self._roles, opened, iterator)
 
@@ -114,18 +114,18 @@ class DcpStreamWriter(ArrowStreamWriter):
         self._options = options
         self._roles = roles
 
-    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         query, batch = _place_in_stream()
         with _open(self._options) as opened:
             if query is not None and opened.do(_fence(query)) >= batch:
                 for _ in iterator:  # consumes the input, so that Spark can reuse this process
                     pass
-                return Written(query=query)
+                return TaskWritten(query=query)
             return _write(self._options, self._roles, opened, iterator, query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Raises the fence, if there was anything to write."""
-        told = [message for message in messages if isinstance(message, Written)]
+        told = [message for message in messages if isinstance(message, TaskWritten)]
         query = next((message.query for message in told if message.rows), None)
         if query is not None:
             with _open(self._options) as opened:
@@ -153,7 +153,7 @@ def _write(
     opened: Writer,
     batches: Iterator[pa.RecordBatch],
     query: str | None = None,
-) -> Written:
+) -> TaskWritten:
     def find(scope: str, collection: str) -> int:
         name = f"{scope}.{collection}"
         try:
@@ -170,7 +170,7 @@ def _write(
     if edits.restated:
         remove_others(options, opened, edits.restated, has_metadata="cas" in roles)
     counts = opened.counts
-    return Written(counts.written, counts.unchanged, counts.superseded, query)
+    return TaskWritten(counts.written, counts.unchanged, counts.superseded, query)
 
 
 # ---- the fence ---------------------------------------------------------------------------

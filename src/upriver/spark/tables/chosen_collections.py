@@ -3,8 +3,9 @@
 A name can be dropped and made again, and then it has another id. So a table of some collections
 notes which ids it has, and compares them with the bucket's manifest, now and then and whenever a
 server refuses an id. What is new is read up to where the table is, what is no longer there leaves
-it, both in one commit (`Change`). A table of the whole bucket needs none of this: its streams say
-what happens to collections (`collection_events`), unless it was of something else before.
+it, both in one commit (`CollectionChange`). A table of the whole bucket needs none of this: its
+streams say what happens to collections (`collection_events`), unless it was of something else
+before.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..source.stream_driver import Driver
 from ..source.task_steps import ReadStep
 from .commit_state import TableState
 
-__all__ = ["Change", "ChosenCollections"]
+__all__ = ["ChosenCollections", "CollectionChange"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _EVERY: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CollectionChange:
     """What makes a table one of other collections than it was."""
 
     #: By id the collections that it is of then.
@@ -64,7 +65,7 @@ class ChosenCollections:
         """Has the manifest asked for at the next turn: a server has refused a collection."""
         self._looked = -_EVERY
 
-    def change(self, driver: Driver, state: TableState) -> Change | None:
+    def change(self, driver: Driver, state: TableState) -> CollectionChange | None:
         """What must become of the table before it is read on; None if nothing."""
         if self._is_everything and not self._was_other:
             return None
@@ -83,7 +84,9 @@ class ChosenCollections:
             return None
         stays = {name for id_, name in wanted.items() if id_ in covered}
         gone = {name for id_, name in covered.items() if id_ not in wanted}
-        return Change(wanted, frozenset(wanted.keys() - covered.keys()), frozenset(gone - stays))
+        return CollectionChange(
+            wanted, frozenset(wanted.keys() - covered.keys()), frozenset(gone - stays)
+        )
 
     def take(self, covered: Mapping[int, Name]) -> None:
         """The table is of these now."""
@@ -125,7 +128,7 @@ class ChosenCollections:
 
 
 def steps_of(
-    change: Change, before: Offset, driver: Driver, chosen: ChosenCollections
+    change: CollectionChange, before: Offset, driver: Driver, chosen: ChosenCollections
 ) -> tuple[ReadStep, ...]:
     """Reads what is new of each vbucket up to where the table is.
 

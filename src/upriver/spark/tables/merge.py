@@ -48,10 +48,10 @@ from .rows.row_shape import LETTERS, MirrorShape
 __all__ = [
     "BATCH_COLUMN",
     "VERSION_GONE",
-    "Append",
+    "AppendTask",
     "FoundRows",
     "Merge",
-    "Outcome",
+    "TaskOutcome",
     "add_rows",
     "change_schema",
     "collection_table",
@@ -66,7 +66,7 @@ FoundRows = dict[str, dict[str, npt.NDArray[np.uint32]]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class TaskOutcome:
     """What a task has done."""
 
     #: By table.
@@ -95,7 +95,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendTask:
     """A task of a change log: every row as it is read, with the number of the batch."""
 
     storage: Storage
@@ -103,8 +103,8 @@ class Append:
     steps: Sequence[ReadStep]
     batch: int
 
-    def run(self) -> Outcome:
-        done = Outcome()
+    def run(self) -> TaskOutcome:
+        done = TaskOutcome()
         with RowFiles(self.storage, change_schema(self.options)) as files:
             for rows in joined(read_steps(self.options, self.steps, done.skipped)):
                 number = pa.repeat(pa.scalar(self.batch, pa.int64()), rows.num_rows)
@@ -139,8 +139,8 @@ class Merge:
     #: Collections that leave the table.
     leaving: frozenset[Name] = frozenset()
 
-    def run(self) -> Outcome:
-        done = Outcome()
+    def run(self) -> TaskOutcome:
+        done = TaskOutcome()
         log = CollectionLog(self.collections)
         with ExitStack() as stack:
             tables: dict[str, RowFiles] = {}
@@ -181,7 +181,9 @@ class Merge:
     def _files(self, table: str) -> RowFiles:
         return RowFiles(self._place(table), self.shape.arrow_schema, key=self.key)
 
-    def _settle(self, done: Outcome, log: CollectionLog, tables: Mapping[str, RowFiles]) -> None:
+    def _settle(
+        self, done: TaskOutcome, log: CollectionLog, tables: Mapping[str, RowFiles]
+    ) -> None:
         """Finds what the batch replaces, and finishes its files."""
         for table, files in tables.items():
             done.gone[table] = self.replaced(table, files)
@@ -253,7 +255,7 @@ class Merge:
 
     # ---- collections that were dropped, emptied or made anew -----------------------------
 
-    def _add_ended(self, done: Outcome, log: CollectionLog) -> None:
+    def _add_ended(self, done: TaskOutcome, log: CollectionLog) -> None:
         before: list[CollectionEnd] = log.ends_of_known
         concerned = {end.vbucket for end in before}
         if self.leaving:

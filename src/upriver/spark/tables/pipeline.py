@@ -24,13 +24,19 @@ from ..source.admission import Limits
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
 from ..source.task_steps import ReadStep, steps_between
-from .chosen_collections import Change, ChosenCollections, offset_after, read_anew, steps_of
+from .chosen_collections import (
+    CollectionChange,
+    ChosenCollections,
+    offset_after,
+    read_anew,
+    steps_of,
+)
 from .executors import Executors
 from .format.open_table import Conflict
 from .format.storage import StorageFailed
 from .lag import Lag, LagMeter
 from .lease import Lease
-from .merge import VERSION_GONE, Append, Merge, Outcome, files_of_groups
+from .merge import VERSION_GONE, AppendTask, Merge, TaskOutcome, files_of_groups
 from .progress import PipelineStatus, ProgressBook
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import SHAPE, PipelineSettings
@@ -220,7 +226,7 @@ class BatchLoop:
         self._do(before, end)
         return True
 
-    def _do(self, before: Offset, end: Offset, change: Change | None = None) -> None:
+    def _do(self, before: Offset, end: Offset, change: CollectionChange | None = None) -> None:
         """Reads and commits; a table that looks different from now on is read anew up to the end.
 
         If documents have more members than the columns that follow them, the batch is read again
@@ -272,11 +278,11 @@ class BatchLoop:
         self,
         steps: Sequence[ReadStep],
         end: Offset,
-        change: Change | None,
+        change: CollectionChange | None,
         shape: MirrorShape,
         *,
         anew: bool,
-    ) -> list[Append | Merge]:
+    ) -> list[AppendTask | Merge]:
         settings, tables = self._settings, self._tables
         options = self._chosen.options
         if change is not None:
@@ -286,7 +292,7 @@ class BatchLoop:
         parts = divided(steps, groups, self._parallelism(steps))
         if not settings.kind.documents:
             batch = tables.state.batch + 1
-            return [Append(tables.root, options, part, batch) for part in parts]
+            return [AppendTask(tables.root, options, part, batch) for part in parts]
         key = tables.key
         assert key is not None
         held = tables.held()
@@ -300,7 +306,7 @@ class BatchLoop:
             before = tables.state.offset
             kept = stays_up_to(before, end, steps) if before is not None else {}
             task = partial(MergeVersions, kept=kept)
-        made: list[Append | Merge] = []
+        made: list[AppendTask | Merge] = []
         for part in parts:
             mine = {step.vbucket % groups for step in part}
             restored = []
@@ -376,7 +382,7 @@ class BatchLoop:
     def _record(
         self,
         steps: Sequence[ReadStep],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[TaskOutcome],
         began: float,
         read: float,
         committed: float,

@@ -23,7 +23,7 @@ from .format.data_files import RowFiles, cast_rows
 from .format.delta_log import REPAIR
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
-from .merge import Merge, Outcome
+from .merge import Merge, TaskOutcome
 from .pipeline_start import place_of
 from .settings import PipelineSettings
 from .table_set import TableSet
@@ -144,9 +144,9 @@ def _rows_for(mirror: HeldMirror, judged: DataFrame) -> pa.Table:
 
 def _outcome(
     tables: TableSet, settings: PipelineSettings, mirror: HeldMirror, rows: pa.Table | None
-) -> tuple[Outcome, Any]:
+) -> tuple[TaskOutcome, Any]:
     """Files with the rows, and the rows that they replace; which documents are written."""
-    done, shape, offset, key = Outcome(), mirror.shape, tables.state.offset, tables.key
+    done, shape, offset, key = TaskOutcome(), mirror.shape, tables.state.offset, tables.key
     assert offset is not None
     assert key is not None
     if rows is None:

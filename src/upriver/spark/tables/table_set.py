@@ -29,10 +29,10 @@ from .format.delta_log import DataFile
 from .format.open_table import Conflict, OpenTable
 from .format.storage import FileGone, Storage
 from .lease import Lease, LeaseLost
-from .merge import Outcome
+from .merge import TaskOutcome
 from .rows.row_shape import LETTERS, MirrorShape
 from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
-from .upkeep.compaction import Pace, Rewrite, Rewritten, chosen_for_compaction
+from .upkeep.compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
 from .upkeep.retention import Retention, Window
 
 __all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
@@ -63,7 +63,7 @@ class TableSet:
     #: What a plan has looked up to know where vbuckets can go back to; forgotten after it.
     _versions: dict[int, dict[str, list[DataFile]] | None] = field(default_factory=dict)
     _present: set[str] = field(default_factory=set)
-    _pace: Pace = field(default_factory=Pace)
+    _pace: CompactionPace = field(default_factory=CompactionPace)
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class TableSet:
 
     def commit_batch(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[TaskOutcome],
         end: Offset,
         lease: Lease,
         executors: Executors,
@@ -275,7 +275,9 @@ class TableSet:
         self.on_step("commit")
         self.apply_pending(operation)
 
-    def _actions(self, name: str, outcomes: Sequence[Outcome], executors: Executors) -> list[Any]:
+    def _actions(
+        self, name: str, outcomes: Sequence[TaskOutcome], executors: Executors
+    ) -> list[Any]:
         """What a batch does to one table."""
         table = self.data_tables()[name]
         gone: dict[str, list[npt.NDArray[np.uint32]]] = {}
@@ -314,7 +316,7 @@ class TableSet:
         end: Offset,
         fence: int,
         pending: Mapping[str, list[dict[str, Any]]],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[TaskOutcome],
     ) -> TableState:
         now = self.ledger.snapshot.version
         before = self.state

@@ -37,7 +37,7 @@ from ..source.filter_classes import (
 )
 from .format.data_files import GROUP, VALID_TO, cast_rows, read_rows
 from .format.deletion_vectors import read_vector, rows_of
-from .format.delta_log import DataFile, Snapshot, read_snapshot
+from .format.delta_log import DataFile, TableSnapshot, read_snapshot
 from .format.key_index import NAME_COLUMNS
 from .format.storage import Storage
 from .settings import storage_options
@@ -129,7 +129,7 @@ def _storage(given: Mapping[str, str]) -> Storage:
     return Storage.parse(given["path"], storage_options(given.get("storageOptions")))
 
 
-def _snapshot(given: Mapping[str, str], option: str = "versionAsOf") -> Snapshot:
+def _snapshot(given: Mapping[str, str], option: str = "versionAsOf") -> TableSnapshot:
     storage = _storage(given)
     text = given.get(option)
     if text is not None and not text.isdecimal():
@@ -293,7 +293,7 @@ class ChangeFeedReader(DataSourceReader):
                 yield rows.append_column(CHANGE_TYPE, pa.array([kind] * len(numbers), pa.string()))
 
 
-def _names(snapshot: Snapshot) -> list[str]:
+def _names(snapshot: TableSnapshot) -> list[str]:
     return [field["name"] for field in json.loads(snapshot.schema)["fields"]]
 
 

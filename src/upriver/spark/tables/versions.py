@@ -44,7 +44,7 @@ from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile
 from .format.row_cache import rows_at
 from .format.storage import Storage
-from .merge import FoundRows, Merge, Outcome, add_rows
+from .merge import FoundRows, Merge, TaskOutcome, add_rows
 from .rows.row_shape import ENDED_BY, VERSION_COLUMNS
 
 __all__ = ["DROPPED", "MergeVersions", "stays_up_to"]
@@ -117,7 +117,9 @@ class MergeVersions(Merge):
 
     # ---- versions that end ---------------------------------------------------------------
 
-    def _settle(self, done: Outcome, log: CollectionLog, tables: Mapping[str, RowFiles]) -> None:
+    def _settle(
+        self, done: TaskOutcome, log: CollectionLog, tables: Mapping[str, RowFiles]
+    ) -> None:
         schema = self.shape.arrow_schema
         for table in sorted({*tables, *self.held}):
             place = self._place(table)

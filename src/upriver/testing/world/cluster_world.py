@@ -23,7 +23,7 @@ from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.transport.access import Access
 from ...errors import ConfigError, UpriverError
 from ...model import VBucketState
-from ...producer.membership import Member
+from ...producer.membership import NodeIdentity
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings
 from .history import Violation
@@ -134,7 +134,7 @@ class ClusterWorld(World):
             ),
             ServerSettings(
                 users=self._users,
-                member=Member(
+                member=NodeIdentity(
                     cluster=_CLUSTER_ID, node=name, lease=_LEASE, epoch_file=data / "epoch"
                 ),
                 takeover_time=1.0,

@@ -19,7 +19,7 @@ from ...errors import Status, StoreError, StoreRefusal
 from ...producer.connections.connection import Connection
 from ...producer.connections.turn_scheduler import TurnScheduler
 from ...producer.keyvalue import BackgroundWork
-from ...producer.membership import Membership
+from ...producer.membership import NodeLease
 from ...producer.server import Server
 from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
@@ -114,7 +114,7 @@ class Node:
             store, self._settings, default_bucket=self._bucket_name, wall=process.wall
         )
         if context.membership is not None:
-            context.membership = Membership(
+            context.membership = NodeLease(
                 context.membership.member, now=lambda: int(process.time() * 1e9)
             )
         self.bucket = bucket

@@ -31,7 +31,7 @@ __all__ = [
     "REPAIR",
     "STATE",
     "DataFile",
-    "Snapshot",
+    "TableSnapshot",
     "commit",
     "create_actions",
     "read_snapshot",
@@ -149,7 +149,7 @@ class DataFile:
 
 
 @dataclass(slots=True)
-class Snapshot:
+class TableSnapshot:
     """A table as its commits up to one make it."""
 
     version: int = -1
@@ -336,7 +336,7 @@ def log_versions(storage: Storage) -> tuple[list[int], dict[int, list[str]]]:
     return sorted(versions), whole
 
 
-def read_snapshot(storage: Storage, version: int | None = None) -> Snapshot | None:
+def read_snapshot(storage: Storage, version: int | None = None) -> TableSnapshot | None:
     """The table at a version, or as it is now; None if there is no table."""
     versions, summed_up = log_versions(storage)
     if not versions and not summed_up:
@@ -346,7 +346,7 @@ def read_snapshot(storage: Storage, version: int | None = None) -> Snapshot | No
     if until > newest:
         raise ConfigError(f"{storage.url} has no version {until}: its newest is {newest}")
     start = max((v for v in summed_up if v <= until), default=-1)
-    snapshot = Snapshot()
+    snapshot = TableSnapshot()
     if start >= 0:
         for path in summed_up[start]:
             for action in checkpoints.read_actions(storage, path):
@@ -366,7 +366,7 @@ def read_snapshot(storage: Storage, version: int | None = None) -> Snapshot | No
     return snapshot
 
 
-def _find_state(storage: Storage, snapshot: Snapshot, newest: int, present: set[int]) -> None:
+def _find_state(storage: Storage, snapshot: TableSnapshot, newest: int, present: set[int]) -> None:
     """The state may be in a commit from before the checkpoint: in the newest of ours."""
     for version in range(newest, max(-1, newest - _LOOKS_BACK), -1):
         actions = read_commit(storage, version) if version in present else None
@@ -385,7 +385,7 @@ def _changes_rows(action: Mapping[str, Any]) -> bool:
     return bool(found and found.get("dataChange", True))
 
 
-def catch_up(storage: Storage, snapshot: Snapshot) -> bool:
+def catch_up(storage: Storage, snapshot: TableSnapshot) -> bool:
     """Takes commits in that others have made; says whether there were any."""
     before = snapshot.version
     while (actions := read_commit(storage, snapshot.version + 1)) is not None:
@@ -393,7 +393,7 @@ def catch_up(storage: Storage, snapshot: Snapshot) -> bool:
     return snapshot.version > before
 
 
-def write_checkpoint(storage: Storage, snapshot: Snapshot, oldest: int) -> None:
+def write_checkpoint(storage: Storage, snapshot: TableSnapshot, oldest: int) -> None:
     """Sums up the log, for a table whose versions from ``oldest`` on are kept."""
     _, before = log_versions(storage)
     last = max((version for version in before if version < snapshot.version), default=-1)

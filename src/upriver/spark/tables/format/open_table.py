@@ -15,7 +15,7 @@ from ....errors import ConfigError, UpriverError
 from . import delta_log
 from .data_files import NewFile
 from .deletion_vectors import VectorFile, read_vector
-from .delta_log import DataFile, Snapshot
+from .delta_log import DataFile, TableSnapshot
 from .storage import Storage
 
 with extra("spark"):
@@ -33,7 +33,7 @@ class OpenTable:
     """A table as this process knows it."""
 
     storage: Storage
-    snapshot: Snapshot
+    snapshot: TableSnapshot
     #: The vectors of files, as far as they were needed.
     _vectors: dict[str, tuple[Any, BitMap64]] = field(default_factory=dict)
 

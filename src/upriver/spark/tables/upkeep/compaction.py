@@ -20,7 +20,7 @@ from ..format.data_files import MOST_GATHERED, VALID_TO, NewFile, RowFiles, cast
 from ..format.delta_log import DataFile
 from ..format.storage import Storage
 
-__all__ = ["Pace", "Rewrite", "Rewritten", "chosen_for_compaction"]
+__all__ = ["CompactionPace", "Rewrite", "Rewritten", "chosen_for_compaction"]
 
 #: The part of a file's rows that are gone, from which on it is rewritten.
 _DEAD: Final = 0.2
@@ -39,7 +39,7 @@ _SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class Pace:
+class CompactionPace:
     """How much a round of compaction may rewrite, by how long the last ones took."""
 
     bytes: int = FIRST_BYTES

@@ -21,7 +21,7 @@ from ..format import deletion_vectors, key_index, row_cache
 from ..format.delta_log import (
     LOG,
     DataFile,
-    Snapshot,
+    TableSnapshot,
     files_named,
     log_versions,
     read_commit,
@@ -116,7 +116,7 @@ class Retention:
                 if actions is not None:
                     self.note(version, actions)
 
-    def vacuum(self, snapshot: Snapshot, oldest: int) -> int:
+    def vacuum(self, snapshot: TableSnapshot, oldest: int) -> int:
         """Deletes what no version from ``oldest`` on needs; tells how many data files went."""
         needed = _paths(snapshot.files.values())
         if oldest < snapshot.version:
