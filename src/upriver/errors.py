@@ -300,7 +300,7 @@ class AuthenticationFailed(ConnectionFailed):
 
 
 class BucketNotFound(ConnectionFailed):
-    """The bucket does not exist, or the user has no access: servers do not always tell which."""
+    """The bucket does not exist, or the user has no access: servers do not always say which."""
 
 
 class NotADcpServer(ConnectionFailed):

@@ -28,7 +28,7 @@ _NANO: Final = 1_000_000_000
 
 
 class _Batch(Protocol):
-    """What a pipeline tells of a batch (`upriver.spark.tables.progress.BatchRecord`)."""
+    """What a pipeline reports of a batch (`upriver.spark.tables.progress.BatchRecord`)."""
 
     @property
     def time(self) -> float: ...
@@ -109,7 +109,7 @@ def batch_failed(problem: str) -> None:
 
 
 class _Reporter:
-    """Makes spans and measurements of what pipelines tell."""
+    """Makes spans and measurements of what pipelines report."""
 
     def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
         with extra("otel"):

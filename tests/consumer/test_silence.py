@@ -25,6 +25,7 @@ from consumerkit import (
 
 from upriver.consumer import Consumer
 from upriver.consumer.streaming.engine import Engine
+from upriver.consumer.streaming.stream_events import StreamEvents
 from upriver.errors import ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
 from upriver.testing import TemporaryProducer
@@ -58,8 +59,8 @@ def producer() -> Iterator[TemporaryProducer]:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (Engine, "_on_events"),
-        (Engine, "_note"),
+        (StreamEvents, "take"),
+        (StreamEvents, "_note"),
         (Engine, "_renew_map"),
         (Engine, "_place"),
         (ConsumerSession, "_take"),

@@ -121,7 +121,7 @@ def test_patience_is_for_nodes_that_may_come_back() -> None:
 def test_a_refused_map_is_an_error_with_its_status() -> None:
     refused = StatusError(Status.NOT_FOUND, request="the map", context="no map yet")
     world = World(A, answer=lambda address: refused)
-    with pytest.raises(ConnectionFailed, match="refused to tell the map, with NOT_FOUND"):
+    with pytest.raises(ConnectionFailed, match="refused to send the map, with NOT_FOUND"):
         world.run(renew_map(world.topology))
 
 

@@ -90,7 +90,7 @@ def _options() -> tuple[click.Option, ...]:
     )
 
 
-#: The same objects for all commands, so that a reference can tell them from a command's own.
+#: The same objects for all commands, so that the reference can list them once.
 COMMON_OPTIONS: Final = _options()
 
 

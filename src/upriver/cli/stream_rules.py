@@ -128,9 +128,9 @@ class StreamRules:
             self._ended.add(_number(record, "vbucket", _MAX_VBUCKETS))
             return
         self._is_over = True
-        told, counted = _number(record, "changes"), sum(self.counts[kind] for kind in _CHANGES)
-        if told != counted:
-            raise _Wrong(f"the end tells of {told} changes, and there are {counted}")
+        stated, counted = _number(record, "changes"), sum(self.counts[kind] for kind in _CHANGES)
+        if stated != counted:
+            raise _Wrong(f"the end counts {stated} changes, and there are {counted}")
 
     # ---- rows of a change log ------------------------------------------------------------
 

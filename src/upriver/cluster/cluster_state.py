@@ -67,7 +67,7 @@ class ClusterState:
     cluster: str = ""
     #: How often a manager was started: each has a higher epoch than all before it.
     epoch: int = 0
-    #: Tells the bucket from an earlier one of its name. Clusters of the first release have none,
+    #: Unlike that of an earlier bucket of its name. Clusters of the first release have none,
     #: and go on with what is made from the name, so that checkpoints stay good.
     bucket_uuid: str = ""
     lease: float = LEASE

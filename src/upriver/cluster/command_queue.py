@@ -1,6 +1,6 @@
 """The manager's command queue: runs one command at a time; failover and stop abort the running one.
 
-The client of a waiting command is told at once which command runs, and its progress. Urgent
+The client of a waiting command receives at once which command runs, and its progress. Urgent
 commands (failover, stop) do not wait: they ask the running command to stop at a point from which it
 can be repeated.
 """

@@ -1,6 +1,6 @@
 """One node of a cluster as a process: ``python -m upriver.cluster.node_process DATA ...``.
 
-It is a producer that serves nothing until its manager has told it which vbuckets it has. It ends
+It is a producer that serves nothing until its manager has sent it the map of its vbuckets. It ends
 by itself when its directory is removed.
 """
 

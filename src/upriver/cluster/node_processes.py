@@ -112,7 +112,7 @@ class Processes:
         self._attempts.pop(node.name, None)
 
     def problem(self, node: NodeEntry) -> str:
-        """Why a node does not start; empty if it does, or after too few attempts to tell."""
+        """Why a node does not start; empty if it does, or after too few attempts."""
         attempts = self._attempts.get(node.name)
         return attempts.problem if attempts is not None and attempts.count >= _TRIES else ""
 

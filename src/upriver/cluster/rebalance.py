@@ -52,7 +52,7 @@ class Cluster(Protocol):
 
 
 class Moving:
-    """One plan being carried out. Its turn is told how many vbuckets are where they shall be."""
+    """One plan being carried out. It reports how many vbuckets are where they shall be."""
 
     def __init__(self, cluster: Cluster, turn: RunningCommand) -> None:
         self._cluster = cluster

@@ -3,8 +3,8 @@
     producer node <── opened as producer ── relay ── opened as consumer ──> consumer node
 
 The consumer node sends its requests to the connection on which it was opened, and the relay
-carries them to the producer node; the streams come back the same way. The relay itself only tells
-the consumer which streams to add and to close, and hears which have ended. It keeps no bytes.
+carries them to the producer node; the streams come back the same way. The relay itself only
+requests the consumer to add and close streams, and sees which have ended. It keeps no bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ReplicationRelay:
         on_end: Callable[[int], None],
         watch: Callable[[bool, bytes], None] | None = None,
     ) -> None:
-        """``on_end`` is told of vbuckets whose stream is over.
+        """``on_end`` is called with vbuckets whose stream is over.
 
         ``watch`` sees every packet: whether it is the producer's, and its bytes.
         """

@@ -153,7 +153,9 @@ class ConsumerSettings:
                 f"a backfill order is round-robin or sequential, not {self.backfill_order!r}"
             )
         if self.out_of_order and self.persisted_everywhere is not None:
-            raise ConfigError("what is persisted can be told only of changes in their order")
+            raise ConfigError(
+                "persisted_everywhere needs changes in their order; leave out_of_order off"
+            )
         if len(self.name.encode()) > _MAX_NAME:
             raise ConfigError(f"a connection's name has at most {_MAX_NAME} bytes")
         if self.vbuckets is not None and not self.vbuckets:

@@ -128,7 +128,7 @@ class Collector:
 
 
 def _described(error: Exception) -> str:
-    """What viewers are told about an error: its text if it was written for people."""
+    """What viewers see of an error: its text if it was written for people."""
     if isinstance(error, TimeoutError):
         return "the server did not answer in time; it may be overloaded"
     if isinstance(error, OSError) and error.strerror:

@@ -125,7 +125,7 @@ class LatencyFigures(TypedDict):
 
 
 class RollbackFigures(TypedDict):
-    """A reader that was told to roll back."""
+    """A reader that had to roll back."""
 
     id: int
     time: float
@@ -136,7 +136,7 @@ class RollbackFigures(TypedDict):
 
 
 class ServerFigures(TypedDict):
-    #: The version that clients are told, and the version of Upriver.
+    #: The version that clients receive, and the version of Upriver.
     version: str
     software: str
     #: The connection string without a bucket.

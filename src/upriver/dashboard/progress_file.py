@@ -38,7 +38,7 @@ class ProgressFile:
     def sample(self) -> PipelineFigures:
         for line in self._new_lines():
             try:
-                # older lines do not tell the lag in seconds
+                # older lines do not have the lag in seconds
                 batch = checked(BatchFigures, {"lag_seconds": None} | json.loads(line))
             except (ValueError, TypeError, RecursionError):
                 continue

@@ -415,8 +415,8 @@ _ALERTS: Final = """\
 
 `upriver dashboard --export grafana` prints a dashboard for Grafana, which its page "Import" takes,
 and `upriver dashboard --export alerts` prints alert rules for Prometheus, which belong into a file
-that `rule_files` of `prometheus.yml` names. Their thresholds are where most people would want to
-be told; change them in the file.
+that `rule_files` of `prometheus.yml` names. Their thresholds suit most installations;
+change them in the file.
 
 A server that has users answers `/metrics` to those who authenticate: give Prometheus a user of the
 server in `basic_auth`. It sees the buckets in which the user has a role."""

@@ -6,7 +6,7 @@
 
 It handles all prepares of active vbuckets: those of connected clients, those of clients that have
 disconnected, those that were pending when the node was stopped, and those that a replica had when
-it became active. For the last two kinds, another node may already have told a client that the write
+it became active. For the last two kinds, another node may already have confirmed that the write
 succeeded, so they never time out. The monitor runs on the server's event loop; only the threads of
 the store write.
 """
@@ -85,7 +85,7 @@ class DurabilityMonitor:
         self._schedule(0)
 
     def stop(self) -> None:
-        """Stops the monitor. Waiting clients are told that their writes are ambiguous."""
+        """Stops the monitor. Waiting clients are answered that their writes are ambiguous."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -193,12 +193,12 @@ class DurabilityMonitor:
         self._completing.update(place for place, _ in changes)
         loop = self._loop
 
-        def tell(done: Future[list[Outcome]]) -> None:
+        def notify(done: Future[list[Outcome]]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 assert loop is not None
                 loop.call_soon_threadsafe(self._completed, bucket, changes, done)
 
-        future.add_done_callback(tell)
+        future.add_done_callback(notify)
 
     def _completed(
         self,

@@ -269,11 +269,11 @@ class Server:
         assert self._loop is not None
         self.node.store.rename(name)
 
-        async def tell() -> None:
+        async def announce() -> None:
             for given in self.node.own_maps():
                 self._push_map(given)
 
-        asyncio.run_coroutine_threadsafe(tell(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(announce(), self._loop).result()
 
     # ---- statistics ----------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Server context: buckets, users, cluster map and clock, shared by all connections.
 
-It knows no sockets; the server tells it the address on which it listens.
+It knows no sockets; the server gives it the address on which it listens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .server_settings import ServerSettings
 
 __all__ = ["VERSION", "GivenMap", "ServerContext"]
 
-#: The version that clients are told. Several clients choose their commands by it, so it names the
+#: The version that clients receive. Several clients choose their commands by it, so it names the
 #: Couchbase release whose commands are served.
 VERSION: Final = "7.6.0-0000-upriver"
 #: The name of a single server that has none.

@@ -60,7 +60,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     #: 0 takes any free port.
     port: int = DEFAULT_PORT
-    #: HOST or HOST:PORT that clients are told to connect to, if the server cannot know it: behind a
+    #: HOST or HOST:PORT that clients are to connect to, if the server cannot know it: behind a
     #: proxy, an address translation or a container. None: the address on which it listens.
     advertise: str | None = None
     #: The port of the HTTP server for maps and management, with TLS if ``port`` has it. 0 takes any

@@ -242,7 +242,7 @@ def stranger(received: bytes | bytearray | memoryview) -> NotADcpServer:
 def hung_up(problem: str, *, secret: bool) -> ConnectionFailed:
     """Returns the error for a peer that closed the connection, or sent nothing, before it answered.
 
-    ``problem`` describes the failure. ``secret`` tells whether the connection uses TLS.
+    ``problem`` describes the failure. ``secret`` says whether the connection uses TLS.
     """
     if secret:
         likely = "is it the TLS port for data (11207)? "

@@ -111,7 +111,7 @@ class Stream:
 class RowCheck:
     """Checks one chunk after the other, and collects the valid rows.
 
-    ``is_late`` tells whether an opaque without a stream belonged to one before. Rows of such a
+    ``is_late`` returns whether an opaque without a stream belonged to one before. Rows of such a
     stream were still in transit when it was closed, and are dropped.
     """
 

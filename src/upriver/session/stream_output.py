@@ -146,7 +146,7 @@ class StreamOutput:
         return self.seqno_advanced(end) if self._dialect.collections and last_seqno < end else b""
 
     def seqno_advanced(self, seqno: int) -> bytes:
-        """Tells the consumer that everything up to ``seqno`` was sent or left out."""
+        """Returns the message that everything up to ``seqno`` was sent or left out."""
         return self._encode(m.SeqnoAdvanced(vbucket=self._vbucket, seqno=seqno))
 
     def state(self, state: VBucketState) -> bytes:
@@ -159,7 +159,7 @@ class StreamOutput:
         return self._encode(m.OsoSnapshot(vbucket=self._vbucket, flags=flags))
 
     def flushed(self) -> bytes:
-        """Tells the consumer to delete all of its data, in the drafts that have Flush.
+        """Returns the request to delete all data of the consumer, in the drafts that have Flush.
 
         In other dialects the consumer learns of a flush from the new vbuuid, when it requests the
         stream again.

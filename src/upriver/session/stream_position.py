@@ -49,7 +49,7 @@ class Position:
     manifest_uid: int = 0
     #: The purge seqno that the producer sent last; 0 if it sent none.
     purge_seqno: int = 0
-    #: The consumer has no data up to this seqno, because it was told to start here.
+    #: The consumer has no data up to this seqno, because it was set to start here.
     origin: int = 0
 
     @property

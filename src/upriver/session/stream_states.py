@@ -44,7 +44,7 @@ class ProducerEvent(Enum):
     CAUGHT_UP = auto()
     #: Everything that was stored is sent on a stream that takes the vbucket over.
     CAUGHT_UP_FOR_TAKEOVER = auto()
-    #: The consumer was told a vbucket state.
+    #: A vbucket state was sent to the consumer.
     STATE_SENT = auto()
     #: The consumer is pending, and the producer's own copy is dead on disk.
     HANDED_OVER = auto()

@@ -145,7 +145,7 @@ class SourceListener(StreamingQueryListener):
     # ---- callbacks of Spark --------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Does nothing: only the first progress tells whether the query reads this source."""
+        """Does nothing: only the first progress shows whether the query reads this source."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Does nothing: an idle query reports its progress now and then as well."""

@@ -431,7 +431,7 @@ class Bucket:
         system events of the collections again. Open backfills still read the old changes.
 
         Without ``copies``, replica and pending vbuckets are left unchanged: the stream from their
-        active vbucket tells them of the flush.
+        active vbucket brings them the flush.
         """
         for vbucket in vbucket_changes.flush(self._core, copies=copies):
             self._opened_with[vbucket] = 0

@@ -67,7 +67,7 @@ class BucketSettings:
 
     #: Whether clients may flush the bucket, if their server allows it.
     flush_enabled: bool = True
-    #: What clients are told of compression: ``passive`` or ``active``. Either way documents are
+    #: What clients see of compression: ``passive`` or ``active``. Either way documents are
     #: kept as they were written, compressed or not.
     compression_mode: str = "passive"
     #: The largest document; larger ones are refused.

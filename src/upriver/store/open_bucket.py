@@ -135,7 +135,7 @@ class Core:
             self.engine.write(group.batch, sync=self._sync)
         except StoreError as error:
             self._fail(error)
-            error.is_ambiguous = True  # the log may have the group; reopening the files tells
+            error.is_ambiguous = True  # the log may have the group; reopening the files shows it
             raise
         self.commits += 1
         self._publish(group)

@@ -277,7 +277,7 @@ class _Transport(asyncio.Transport):
         return taken
 
     def lose(self, error: Exception | None) -> None:
-        """Ends the connection and tells the server's protocol."""
+        """Ends the connection and notifies the server's protocol."""
         self._closing = True
         if not self.lost:
             self.lost = True

@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), which Couchbase tells of the body of a document.
+"""CRC-32C (Castagnoli), which Couchbase gives for the body of a document.
 
 Snappy's framing has this checksum for every 64 KiB, so that is where it is taken from, at the speed
 of the compression; checksums of neighbours are combined as zlib does it, by multiplying with the

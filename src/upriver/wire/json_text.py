@@ -20,7 +20,7 @@ DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def is_json(body: bytes) -> bool:
-    """Whether a body is JSON; one that is nested too deeply to tell is none."""
+    """Whether a body is JSON; one that is nested too deeply counts as none."""
     if not body or body[0] not in _BEGINNINGS:
         return False
     try:

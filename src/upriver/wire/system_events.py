@@ -1,4 +1,4 @@
-"""System events in FlatBuffers: collections and scopes as releases from 7.2 on tell them.
+"""System events in FlatBuffers: collections and scopes as releases from 7.2 on send them.
 
 A FlatBuffer is read from its root, by little-endian offsets that the sender chose:
 

@@ -1,6 +1,6 @@
 """Document values: Snappy compression and extended attributes (xattrs) around the body.
 
-The datatype of a message tells which of them are present. A malformed value raises ValueError; it
+The datatype of a message says which of them are present. A malformed value raises ValueError; it
 concerns one document and never the connection.
 """
 

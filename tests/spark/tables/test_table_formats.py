@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 from tablekit import ModelledBucket, rows_of
 from test_table_histories import caught_up, small
 
+from upriver import _entropy
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables.commit_state import TableState
 from upriver.spark.tables.format import data_files, deletion_vectors, delta_log, key_index
@@ -47,7 +48,7 @@ VBUCKETS = 4
 def test_a_vector_file_has_the_bytes_that_delta_wants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0x0123456789ABCDEF0123456789ABCDEF))
+    monkeypatch.setattr(_entropy, "uuid4", lambda: uuid.UUID(int=0x0123456789ABCDEF0123456789ABCDEF))
     storage = Storage.parse(tmp_path)
     file = VectorFile()
     first, second = file.add(BitMap64([3, 4, 7])), file.add(BitMap64([1 << 33]))

@@ -90,8 +90,8 @@ def replay(table: str, as_json: bool) -> None:
 
     done = tried_again(TablePlace.parse(table))
     if as_json:
-        told = {"fitting": done.fitting, "replaced": done.replaced, "left": done.left}
-        click.echo(json.dumps(told))
+        result = {"fitting": done.fitting, "replaced": done.replaced, "left": done.left}
+        click.echo(json.dumps(result))
         return
     click.echo(
         f"{done.fitting} fit now, {done.replaced} were replaced since, {done.left} still do not fit"

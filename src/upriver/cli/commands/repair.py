@@ -55,14 +55,14 @@ def repair(source: str, table: str, most: int, show: int, as_json: bool, **optio
     with spark_session("upriver repair", options) as spark:
         done = bring(spark, source=source, table=table, most=most, show=show, **given)
     if as_json:
-        told = {
+        result = {
             "written": done.written,
             "removed": done.removed,
             "left": done.left,
             "equal": done.found.equal,
             "changed_later": done.found.changed_later,
         }
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(result))
         return
     for line in difference_lines(done.found):
         click.echo(line)

@@ -31,7 +31,7 @@ def change_filter(
     where: str | None = None,
     since: datetime | None = None,
 ) -> ChangeFilter | None:
-    """A function that tells whether a change is printed; None if all are."""
+    """A function that returns whether a change is printed; None if all are."""
     tests: list[ChangeFilter] = []
     if prefix is not None:
         start = prefix.encode()

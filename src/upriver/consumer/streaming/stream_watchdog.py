@@ -3,7 +3,7 @@
 Two kinds of silence are faults: a stream request without an answer, and a stream with an end seqno
 that makes no progress before reaching it. In the second case the node may have announced a seqno
 that it does not have, may have lost it in a failover, or may have dropped the stream. The vbucket's
-high seqno tells which. A stream without an end seqno may be silent for as long as nothing is
+high seqno decides which. A stream without an end seqno may be silent for as long as nothing is
 written; there only the connection's keepalive counts (`async_connection`).
 """
 

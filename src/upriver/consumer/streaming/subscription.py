@@ -32,7 +32,7 @@ __all__ = ["ReadingStatus", "Subscription"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingStatus:
-    """State of a subscription at one moment; tells an idle bucket from a broken connection."""
+    """State of a subscription at one moment; shows if it is idle or cut off."""
 
     #: The nodes that own unfinished vbuckets, and whether each is connected.
     nodes: Mapping[Address, bool]

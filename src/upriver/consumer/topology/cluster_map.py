@@ -196,7 +196,7 @@ def _plain_address(server: str, reached: Address, *, tls: bool, external: bool) 
     """The address of a node that is in ``serverList`` only."""
     if tls or external:
         kind = "TLS port" if tls else "external address"
-        raise ConfigError(f"the cluster map tells no {kind} of the node {server}")
+        raise ConfigError(f"the cluster map has no {kind} of the node {server}")
     try:
         address = Address.parse(server)
     except ValueError as problem:

@@ -381,7 +381,7 @@ def ask_owners(
 
 def _without_answer(refusal: StatusError, address: Address) -> ConnectionFailed:
     return ConnectionFailed(
-        f"refused to tell {refusal.request}, with {refusal.status.name}",
+        f"refused to send {refusal.request}, with {refusal.status.name}",
         refusal.context or "see what its log says",
         where=str(address),
     )

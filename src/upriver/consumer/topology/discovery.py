@@ -120,7 +120,7 @@ class Discovery:
             if wanted is None or (first.dialect.negotiates and not answered):
                 raise
             _log.warning(
-                "%s is taken for the only node, as it tells no map: %s", first.address, problem
+                "%s is taken for the only node, as it has no map: %s", first.address, problem
             )
             self._topology.assume_one_node(first.address, max(wanted) + 1)
         else:

@@ -69,7 +69,7 @@ class NoHistory(RemoteProtocolError):
 
     def __init__(self, vbucket: int) -> None:
         super().__init__(
-            f"the server tells no failover log of vbucket {vbucket}, although it is active there"
+            f"the server sends no failover log of vbucket {vbucket}, although it is active there"
         )
 
 

@@ -172,7 +172,7 @@ class AsyncNodes:
 
 
 async def _understands(connection: AsyncConnection, patience: float) -> bool:
-    """Whether the server speaks the connection's dialect, as far as can be told without streams."""
+    """Whether the server speaks the connection's dialect, as far as is known without streams."""
     if connection.dialect.negotiates:
         granted = connection.granted
         if connection.features or granted.window or granted.noop_interval:

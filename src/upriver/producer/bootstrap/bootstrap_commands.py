@@ -60,7 +60,7 @@ STREAM_COMMANDS: Final = {command for command in Command if command.from_server}
 
 _SASL: Final = (kv.SaslListMechanisms, kv.SaslAuth, kv.SaslStep)
 
-#: Commands that a node can answer only once the manager has told it which vbuckets it has.
+#: Commands that a node can answer only once the manager has sent it the map of its vbuckets.
 _OWN_DATA: Final = ((READS | WRITES) - ADMINISTERS) | {Command.STREAM_REQUEST}
 #: Commands that a node of a cluster executes only while it holds a lease.
 _LEASED: Final = (WRITES - READS - ADMINISTERS) | {Command.FLUSH, Command.FLUSHQ}
@@ -100,7 +100,7 @@ class BootstrapCommands:
         self._client = client
         self._exchange: sasl.SaslExchange | None = None
         #: The bucket whose map the client was sent last, "" for the cluster's. All maps share one
-        #: revision, so a revision does not tell which map the client has.
+        #: revision, so a revision does not identify the client's map.
         self._map_sent: str | None = None
 
     @property

@@ -65,7 +65,7 @@ class NodeAddress:
     tls_port: int | None = None
     http_port: int | None = None
     https_port: int | None = None
-    #: What tells the node from others: its name in the cluster, or its store's uuid.
+    #: What identifies the node: its name in the cluster, or its store's uuid.
     uuid: str = ""
 
     def __post_init__(self) -> None:

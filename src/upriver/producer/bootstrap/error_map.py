@@ -1,4 +1,4 @@
-"""Error map: tells clients how to handle each status, including ones they do not know.
+"""Error map: describes to clients how to handle each status, including ones they do not know.
 
     version     1 or 2; the second knows more attributes
     revision    counts changes to the map within a version

@@ -1,6 +1,6 @@
 """REST API of the management port: its paths, and the role that each requires.
 
-    GET    /                                        200, which tells SDKs that the port is alive
+    GET    /                                        200, by which SDKs see that the port is alive
     GET    /whoami                                  the client's user name and roles
     GET    /pools, /pools/default                   the version, the nodes
     GET    /pools/default/nodeServices              the nodes and their ports

@@ -5,7 +5,7 @@
                 └─> Failure
 
 Every message of a client leads to one of these results, never to an exception. The reason of a
-failure is for the log only; the client is not told it. This module knows no sockets and no
+failure is for the log only; the client does not get it. This module knows no sockets and no
 statuses.
 """
 

@@ -438,7 +438,7 @@ class Connection(asyncio.Protocol):
     def push_map(self, given: GivenMap) -> None:
         """Sends a new map of the client's bucket, if it has negotiated notifications.
 
-        Clients with brief notifications stop asking for maps. So those without a bucket are told of
+        Clients with brief notifications stop asking for maps. So those without a bucket get
         the cluster's map, and a client that negotiated both kinds gets the brief one.
         """
         client = self.client
@@ -459,11 +459,11 @@ class Connection(asyncio.Protocol):
         """Runs a call that waits for the disk in a thread, then ``then`` on the event loop."""
         done = self._server.in_thread(BackgroundWork.ADMINISTERING, call)
 
-        def tell(done: Future[object]) -> None:
+        def notify(done: Future[object]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._did_commit, then, done)
 
-        done.add_done_callback(tell)
+        done.add_done_callback(notify)
 
     def _did_commit(self, then: Callable[[], None], done: Future[object]) -> None:
         error = done.exception()

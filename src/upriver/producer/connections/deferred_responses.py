@@ -199,7 +199,7 @@ class DeferredResponses:
         """Whether this node may still acknowledge writes. Closes the connection if not.
 
         The write was stored here, but another node may have the vbucket by now. So neither a
-        success nor an error would be correct. A closed connection tells the client that the result
+        success nor an error would be correct. A closed connection means that the result
         is unknown.
         """
         if self._server.node.leased:
@@ -354,11 +354,11 @@ class DeferredResponses:
         """Calls ``then`` when a future is done. Until then no other request is handled."""
         self.busy = True
 
-        def tell(done: Future[Any]) -> None:
+        def notify(done: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._late, then, done, always)
 
-        future.add_done_callback(tell)
+        future.add_done_callback(notify)
 
     def _late(
         self, then: Callable[[Future[Any]], None], done: Future[Any], always: bool = False

@@ -55,7 +55,7 @@ class Listener:
         """``established`` counts the connections that ``factory`` made and that are still open.
 
         While these and the ones in a handshake reach ``limit``, further connections are closed at
-        once. ``name`` tells the listeners of a server apart in the log. ``released`` is called when
+        once. ``name`` identifies the listener in the log. ``released`` is called when
         a handshake ended without a connection, and its memory is free.
         """
         self._factory = factory

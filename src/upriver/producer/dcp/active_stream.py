@@ -236,7 +236,7 @@ class ActiveStream:
         self._bucket.set_state(self.vbucket, VBucketState.DEAD)
 
     def handed_over(self) -> None:
-        """Called when the dead state is committed: the consumer can now be told to be active."""
+        """Called when the dead state is committed: the consumer can now be made active."""
         if self.state is State.TAKEOVER_WAIT:
             self._move(Event.HANDED_OVER)
             self._hold_writers(held=False)
@@ -254,7 +254,7 @@ class ActiveStream:
         # A takeover changes the state itself, and the failover log does not change meanwhile.
         same_state = stats.state is self._state_served or self.is_takeover
         if not (same_history and same_state) and self.state is not State.DEAD:
-            flushed = b"" if same_history else self._told_of_flush()
+            flushed = b"" if same_history else self._flush_message()
             return flushed + self._end(StreamEndReason.STATE_CHANGED)
         if self._backfill is not None:
             return self._go_on(self._backfill)
@@ -274,7 +274,7 @@ class ActiveStream:
             return self._begin(stats.purge_seqno)
         return self._caught_up()
 
-    def _told_of_flush(self) -> bytes:
+    def _flush_message(self) -> bytes:
         """Returns a flush message if the vbucket shares no vbuuid with this stream any more."""
         left = {entry.vbuuid for entry in self._bucket.failover_log(self.vbucket)}
         return b"" if left.intersection(self._branches) else self._output.flushed()
@@ -324,7 +324,7 @@ class ActiveStream:
         self._ahead = None
         if ahead.end:
             return self._announce(ahead.backfill, ahead.end, purge_seqno)
-        # The snapshot has nothing for this consumer, and no message can tell it so.
+        # The snapshot has nothing for this consumer, and no message can say so.
         end, moved = ahead.backfill.snapshot.end, ahead.backfill.snapshot.end > self.position
         ahead.close()
         self.position = end
@@ -352,7 +352,7 @@ class ActiveStream:
         return marker + self._changes(chunk).packets
 
     def _marker(self, start: int, end: int, purge_seqno: int) -> bytes:
-        """Returns a snapshot marker, which tells a replica with sync writes the prepare seqnos."""
+        """Returns a snapshot marker, with the prepare seqnos for a replica with sync writes."""
         purged = purge_seqno if self._marker_2_2 else None
         sync_writes = self._output.sync_writes
         if sync_writes is None:

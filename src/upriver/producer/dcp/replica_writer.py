@@ -77,7 +77,7 @@ class ReplicaWriter:
         """
         self._refused = {}
         #: Changes that are not in row batches: system events and durable writes, by vbucket and
-        #: seqno. The rows that follow tell which snapshot each belongs to.
+        #: seqno. The rows that follow show which snapshot each belongs to.
         happened: dict[tuple[int, int], Change] = {}
         for event in events:
             if isinstance(event, Rows):

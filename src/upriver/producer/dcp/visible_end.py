@@ -1,6 +1,6 @@
 """Finds the last seqno of a snapshot that a consumer without collections gets, in bounded steps.
 
-Such a consumer gets only the default collection and cannot be told that seqnos were skipped. So
+Such a consumer gets only the default collection and gets no message about skipped seqnos. So
 each snapshot marker must end at the last change that the consumer gets. The store knows the last
 seqno of the default collection, and in most cases this is the end. It is not if that change was
 purged, or is a deletion that the consumer does not want. Then all changes are read, one chunk per

@@ -24,7 +24,7 @@ LOCKED_CAS: Final = 2**64 - 1
 DEFAULT_LOCK_TIME: Final = 15
 MAX_LOCK_TIME: Final = 30
 
-#: Locks of one bucket at a time, about 30 MiB. Beyond this limit a client is told to try again
+#: Locks of one bucket at a time, about 30 MiB. Beyond this limit a client has to try again
 #: later.
 _MAX_LOCKS: Final = 100_000
 

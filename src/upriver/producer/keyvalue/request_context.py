@@ -36,7 +36,7 @@ class NodeView(Protocol):
 
     @property
     def version(self) -> str:
-        """The server version that clients are told."""
+        """The server version that clients receive."""
 
     def may_flush(self, bucket: Bucket) -> bool:
         """Whether a client may empty a bucket."""
@@ -142,7 +142,7 @@ class Call:
         """Returns the response to a request that was refused.
 
         Raises the error of a write that may be stored all the same: the connection is then closed,
-        which tells the client that the result is unknown.
+        by which the client knows that the result is unknown.
         """
         if error.is_ambiguous:
             raise error

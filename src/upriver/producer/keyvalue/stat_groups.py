@@ -214,10 +214,10 @@ def _stat(call: Call, request: kv.Stat) -> Answer:
     if request.value and not (request.datatype & Datatype.JSON and is_json(request.value)):
         raise StoreRefusal(Status.INVALID, "the value of a question for statistics is JSON")
     group, _, argument = request.group.partition(" ")
-    tell = _GROUPS.get(group)
+    produce = _GROUPS.get(group)
     stats: Iterable[tuple[str, object]]
-    if tell is not None:
-        stats = tell(call, argument)
+    if produce is not None:
+        stats = produce(call, argument)
     else:
         known = call.node.statistics(call.client, group, argument)
         if known is None:

@@ -54,8 +54,8 @@ def changes_for(batch: DataFrame, held: Held | None = None) -> Iterator[Changes]
     rows = batch.persist()
     try:
         special = rows.where(f.col("op").isin(ROLLBACK, RESTATED))
-        told = special.select("op", "vbucket", "scope", "collection", "value").collect()
-        if any(row["op"] == ROLLBACK for row in told):
+        marked = special.select("op", "vbucket", "scope", "collection", "value").collect()
+        if any(row["op"] == ROLLBACK for row in marked):
             raise UpriverError(
                 "DCP-BAD-ROW: a rollback row does not say what the documents were before; set the "
                 "source's option onRollback to restate, and start the query again"
@@ -73,7 +73,7 @@ def changes_for(batch: DataFrame, held: Held | None = None) -> Iterator[Changes]
             if name != "op"
         ]
         deletes = newest.where(~lives).select(*_DOCUMENT)
-        gone = _gone(told, held)
+        gone = _gone(marked, held)
         if gone:
             known = rows.sparkSession.createDataFrame(gone, _DELETES)
             deletes = deletes.union(known).distinct()
@@ -82,9 +82,9 @@ def changes_for(batch: DataFrame, held: Held | None = None) -> Iterator[Changes]
         rows.unpersist()
 
 
-def _gone(told: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, bytes]]:
+def _gone(marked: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, bytes]]:
     """The documents that the database has and the bucket has not, of the restated vbuckets."""
-    if not told:
+    if not marked:
         return []
     from ..source.restate import Restated
 
@@ -94,7 +94,7 @@ def _gone(told: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, b
             "those that the bucket has lost; give a function that returns them by vbucket"
         )
     parts: dict[tuple[str, str], list[Restated]] = {}
-    for row in told:
+    for row in marked:
         part = Restated.of_json(row["value"])
         parts.setdefault((row["scope"], row["collection"]), []).append(part)
     vbuckets = sorted({part.vbucket for some in parts.values() for part in some})

@@ -71,10 +71,10 @@ def _struct(text: Column, schema: StructType, corrupt: str) -> tuple[Column, Col
         raise ConfigError(
             f"{corrupt} is a member of the schema; name another column for bad values"
         )
-    told = f.from_json(
+    parsed = f.from_json(
         text,
         StructType([*schema.fields]).add(corrupt, StringType()),
         {"columnNameOfCorruptRecord": corrupt},
     )
-    bad = text.isNotNull() & (told.isNull() | told[corrupt].isNotNull())
-    return f.when(~bad, told.dropFields(corrupt)), bad
+    bad = text.isNotNull() & (parsed.isNull() | parsed[corrupt].isNotNull())
+    return f.when(~bad, parsed.dropFields(corrupt)), bad

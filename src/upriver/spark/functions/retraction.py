@@ -100,7 +100,7 @@ def _changed(name: _Name, row: _Row, held: HeldDocuments) -> Iterator[tuple[int,
     before = held.get(name)
     lives = row["op"] in (Op.MUTATION.value, RESTATE)
     if before is not None and _version(row) <= _version(before):
-        return  # what a restated vbucket has told already
+        return  # what a restated vbucket has covered already
     if lives:
         held.put(name, row)
     elif before is not None:
@@ -137,12 +137,12 @@ def retract(rows: DataFrame) -> DataFrame:
     _require_usable(rows)
     times = [field.name for field in rows.schema if field.dataType.typeName() == "timestamp"]
     plain = rows.withColumns({name: f.unix_micros(name) for name in times}) if times else rows
-    told = [field for field in plain.schema if field.name != "op"]
+    kept = [field for field in plain.schema if field.name != "op"]
     grouped = plain.groupBy("vbucket")
     signed = transform_with_state(
         grouped,
-        _processor(StructType([field for field in told if field.name not in _NAME])),
-        StructType([StructField(SIGN, IntegerType()), *told]),
+        _processor(StructType([field for field in kept if field.name not in _NAME])),
+        StructType([StructField(SIGN, IntegerType()), *kept]),
     )
     if not times:
         return signed
@@ -180,8 +180,8 @@ def _processor(schema: StructType) -> Any:
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803
             for sign, row in compensated((row.asDict() for row in rows), self._held):
-                told = {name: value for name, value in row.items() if name != "op"}
-                yield Row(**{SIGN: sign, **told})
+                kept = {name: value for name, value in row.items() if name != "op"}
+                yield Row(**{SIGN: sign, **kept})
 
         def close(self) -> None:
             pass

@@ -1,6 +1,6 @@
 """Which Spark is installed, and what that version can do for a Python data source.
 
-Spark 3 has no Python data sources. Spark 4.0 and 4.1 do not tell a stream where a batch starts and
+Spark 3 has no Python data sources. Spark 4.0 and 4.1 do not give a stream the start of a batch and
 how much it may read: `remembering_reader` keeps both itself. `docs/reference/spark-versions.md` has
 the whole table. Importing this module imports no part of Spark but its version.
 """
@@ -51,7 +51,7 @@ def has_filter_classes() -> bool:
 
 
 def has_admission_control() -> bool:
-    """Whether a stream is told the start of a batch and its limit, and Trigger.AvailableNow."""
+    """Whether a stream gets the start of a batch and its limit, and Trigger.AvailableNow."""
     return installed() >= (4, 2)
 
 

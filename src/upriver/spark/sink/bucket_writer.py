@@ -125,8 +125,8 @@ class DcpStreamWriter(ArrowStreamWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Raises the fence, if there was anything to write."""
-        told = [message for message in messages if isinstance(message, TaskWritten)]
-        query = next((message.query for message in told if message.rows), None)
+        reports = [message for message in messages if isinstance(message, TaskWritten)]
+        query = next((message.query for message in reports if message.rows), None)
         if query is not None:
             with _open(self._options) as opened:
                 opened.do(_raised_fence(query, batchId))

@@ -49,13 +49,13 @@ def _others(
     options: WriteOptions, opened: Writer, restated: Mapping[int, Sequence[Restated]]
 ) -> set[tuple[int, bytes]]:
     """The documents that the target has and the source has not."""
-    told: dict[tuple[int, int, int], list[Restated]] = {}
+    ranges: dict[tuple[int, int, int], list[Restated]] = {}
     for collection, some in restated.items():
         for one in some:
-            told.setdefault((collection, one.vbuckets, one.vbucket), []).append(one)
-    counts = {count for _, count, _ in told}
+            ranges.setdefault((collection, one.vbuckets, one.vbucket), []).append(one)
+    counts = {count for _, count, _ in ranges}
     settings = ConsumerSettings(
-        vbuckets=frozenset(vb for _, _, vb in told) if counts == {opened.vbuckets} else None,
+        vbuckets=frozenset(vb for _, _, vb in ranges) if counts == {opened.vbuckets} else None,
         end="now",
         values=False,
         connect_timeout=options.connect_timeout,
@@ -73,7 +73,7 @@ def _others(
                 elif not key.startswith(FENCE_PREFIX) and any(
                     one.excludes(key)
                     for count in counts
-                    for one in told.get((collection, count, vbucket_of(key, count)), ())
+                    for one in ranges.get((collection, count, vbucket_of(key, count)), ())
                 ):
                     found.add((collection, key))
     return found

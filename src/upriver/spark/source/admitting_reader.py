@@ -1,4 +1,4 @@
-"""The streaming read of Spark 4.2 and later, which tells a batch its start and its limit.
+"""The streaming read of Spark 4.2 and later, which gives a batch its start and its limit.
 
 Spark also says when all that is there now is to be read in as many batches as it takes
 (Trigger.AvailableNow), and asks for the lag.

@@ -95,7 +95,7 @@ class DcpBatchReader(DataSourceReader):
             if time.monotonic() >= deadline:
                 raise UpriverError(
                     f"{len(missing)} vbuckets have changes that cannot be read, the first is "
-                    f"vbucket {missing[0]} with seqno {target[missing[0]]}: no node tells its "
+                    f"vbucket {missing[0]} with seqno {target[missing[0]]}: no node gives its "
                     "failover log; see the servers' logs"
                 )
             time.sleep(_PAUSE)

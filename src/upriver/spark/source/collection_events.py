@@ -35,7 +35,7 @@ class CollectionEnd(NamedTuple):
 
 @dataclass(slots=True)
 class CollectionLog:
-    """What one task is told, and tells."""
+    """What one task gets about collections, and what it reports."""
 
     #: Names by id, of all collections that the reader has rows of.
     known: Mapping[int, Name] = field(default_factory=dict)

@@ -4,7 +4,7 @@ Spark stores an offset as JSON and compares it as text. Ours is one object:
 
     format          1
     bucket          the bucket's name
-    bucket_uuid     its identity, or "" if the server has none to tell
+    bucket_uuid     its identity, or "" if the server has none
     vbuckets        how many vbuckets it has
     at              {"7": "1042 b2 c0ffee@900,beef -12+15 -130~9 rollback", ...}
 
@@ -17,7 +17,7 @@ A vbucket that was never read is left out. The others are one line each, of thes
     -12+15          the newest boundary, where the newest step began, is 12 below its end; after it
                     had been read, the vbucket's high seqno was 15 above it (left out: at the end)
     -130~9          the next older boundary is 130 below the end, and its high seqno was 9 lower
-    from:40         the reader holds nothing up to here, because it was told to start here (not 0)
+    from:40         the reader holds nothing up to here, because it was set to start here (not 0)
     purge:900       the purge seqno that was in force when reading began at 0, until that is passed
     rollback        the newest step begins with a rollback row for the seqno at which it begins
 
@@ -318,7 +318,7 @@ def thinned(boundaries: Sequence[Boundary], most: int) -> tuple[Boundary, ...]:
     """At most so many of them: the two newest, and ever sparser ones before.
 
     Every boundary is right by itself, so any of them may go: fewer only mean that a rollback goes
-    back further. What a failover leaves is told from the bounds, so they are what is spread. The
+    back further. What a failover leaves is derived from the bounds, so they are what is spread. The
     one goes first that is closest to its neighbours, as seen from the newest; the oldest if all are
     far apart; and any older one with the bound of a newer one, since it could never be the better
     choice.

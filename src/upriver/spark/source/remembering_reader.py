@@ -1,4 +1,4 @@
-"""The streaming read of Spark 4.0 and 4.1, which asks for the end of a batch and tells nothing.
+"""The streaming read of Spark 4.0 and 4.1, which passes neither start nor limit.
 
 Such a Spark calls ``latestOffset()`` without a start and without a limit. The reader remembers how
 far it has planned: after a restart Spark plans an empty batch first, from the last offset of its
@@ -24,7 +24,7 @@ _log = logging.getLogger("upriver.spark")
 
 
 class RememberingStreamReader(DcpStreamReader):
-    """Its first batch begins where the options say, and the offset at its end tells where."""
+    """Its first batch begins where the options say, and the offset at its end records where."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""Restated vbuckets: how a rollback is told to a sink that keeps no history.
+"""Restated vbuckets: a rollback as rows for a sink that keeps no history.
 
 After a rollback a document may have an older version again, which the server does not send a second
 time, and a document that only the lost branch had is never mentioned again. A sink that holds only
@@ -53,10 +53,10 @@ class Restated:
     """What a ``restated`` row says: the documents of a part of a vbucket's collection."""
 
     vbucket: int
-    #: How many vbuckets the source has: they tell which keys belong to the vbucket.
+    #: How many vbuckets the source has: they decide which keys belong to the vbucket.
     vbuckets: int
     keys: frozenset[bytes]
-    #: The part of the keys that is told of: above ``after``, up to ``until``; None for all.
+    #: The part of the keys that is covered: above ``after``, up to ``until``; None for all.
     after: bytes | None = None
     until: bytes | None = None
 
@@ -85,14 +85,14 @@ class Restated:
         try:
             if value is None or len(value) > _MOST_TEXT:
                 raise ValueError("it has no value" if value is None else "it is too long")
-            told = json.loads(value)
-            vbucket, vbuckets = told["vbucket"], told["vbuckets"]
+            content = json.loads(value)
+            vbucket, vbuckets = content["vbucket"], content["vbuckets"]
             if type(vbucket) is not int or type(vbuckets) is not int:
                 raise ValueError("a number is missing")
             if not 0 <= vbucket < vbuckets <= _MAX_VBUCKETS:
                 raise ValueError(f"there is no vbucket {vbucket} of {vbuckets}")
-            keys = frozenset(b64decode(key, validate=True) for key in told["keys"])
-            after, until = _key(told["after"]), _key(told["until"])
+            keys = frozenset(b64decode(key, validate=True) for key in content["keys"])
+            after, until = _key(content["after"]), _key(content["until"])
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise UpriverError(
                 f"DCP-BAD-ROW: a row with op restated cannot be read ({problem}); leave the "
@@ -135,8 +135,8 @@ class Restatement:
             live.add(key) if op == Op.MUTATION.value else live.discard(key)
         op = changes.column("op")
         chosen: Any = pc.and_(mine, pc.equal(op, pa.scalar(Op.MUTATION.value)))
-        told: Any = pc.if_else(chosen, pa.scalar(RESTATE), op)
-        return changes.set_column(changes.schema.get_field_index("op"), "op", told)
+        content: Any = pc.if_else(chosen, pa.scalar(RESTATE), op)
+        return changes.set_column(changes.schema.get_field_index("op"), "op", content)
 
     def finished(
         self,

@@ -83,7 +83,7 @@ class Driver:
         self._swept_at = time.monotonic()
         self._next_swept = 0
         #: Vbuckets whose newest step is known not to have been refused: only a look at what was
-        #: purged since it was read tells, and once it does, nothing can refuse that step any more.
+        #: purged since it was read shows it, and after that nothing can refuse that step any more.
         self._proved: set[int] = set()
         #: When a plan had something new the last time.
         self._moved_at = time.monotonic()
@@ -277,7 +277,7 @@ class Driver:
         late = [vb for vb, since in self._unknown.items() if now - since > _UNKNOWN_SECONDS]
         if late:
             _log.warning(
-                "%d vbuckets cannot be read now, because no node answers for them or tells their "
+                "%d vbuckets cannot be read now, because no node answers for them or gives their "
                 "failover logs; the first is vbucket %d",
                 len(late),
                 late[0],
@@ -386,7 +386,7 @@ class Driver:
             if self._options.fail_on_rollback:
                 raise UpriverError(
                     f"DCP-ROLLBACK vb={vbucket} from={previous.at(vbucket).seqno} to={to}: the "
-                    "server's history has changed; with onRollback=emit a row would tell so"
+                    "server's history has changed; with onRollback=emit a row would say so"
                 )
             known = {entry.vbuuid for entry in facts[vbucket].failover_log}
             lost = facts[vbucket].refused or previous.at(vbucket).vbuuid not in known

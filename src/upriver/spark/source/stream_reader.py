@@ -105,15 +105,15 @@ class DcpStreamReader(DataSourceStreamReader):
 
     def _told(self, offset: Offset) -> dict[str, Any]:
         """An offset for Spark, which is remembered."""
-        told = offset.to_dict()
-        self._known = [*self._known[-1:], (told, offset)]
-        return told
+        content = offset.to_dict()
+        self._known = [*self._known[-1:], (content, offset)]
+        return content
 
     def _offset(self, stored: dict[str, Any]) -> Offset | None:
         """An offset that Spark gives back; None if nothing was decided yet."""
         source = self._at_work.identity()  # it may be another bucket of that name by now
-        for told, offset in self._known:
-            if offset.source == source and told == stored:
+        for content, offset in self._known:
+            if offset.source == source and content == stored:
                 return offset
         found = self._at_work.offset_of(stored)
         if found is not None:
@@ -140,7 +140,7 @@ class DcpStreamReader(DataSourceStreamReader):
         return [StepsPartition(group, driver.addresses) for group in groups]
 
     def _before_first(self, end: Offset) -> Offset | None:
-        """What the first batch of a query follows; None if its end tells all."""
+        """What the first batch of a query follows; None if its end is enough."""
         raise NotImplementedError
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def read_steps(
     """The rows of some steps of a batch.
 
     Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
-    ``log`` is told what happened to collections.
+    ``log`` records what happened to collections.
     """
     log = log if log is not None else CollectionLog()
     names = _CollectionNames(log)

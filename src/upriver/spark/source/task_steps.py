@@ -9,7 +9,7 @@ ends where it is, with no rows or with some: the next plan sees the new branch a
 (`planning`). If the producer does not know it at all, it may not have heard yet of a failover that
 the driver knows, and what this task skipped nobody would read: then the task must look for the
 right producer, and fail if there is none. Or the branch was forgotten by a failover to before it
-began; only the driver can tell, and does when the batch is replayed.
+began; only the driver knows, and checks it when the batch is replayed.
 
 A refusal carries no failover log. So a task that is refused asks for the log and then for the
 stream once more, on the same connection, and has the second refusal judged by that log. A refusal

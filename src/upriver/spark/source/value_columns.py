@@ -1,7 +1,7 @@
 """The value columns of decoded changes: decompressed, split from xattrs, optionally as text.
 
 Most batches have no compressed values and no xattrs; then no value is copied. A value that cannot
-be decoded or is not text stays unchanged (its datatype tells what it is), goes into the column for
+be decoded or is not text stays unchanged (its datatype says what it is), goes into the column for
 such values, or fails the read, as the options say.
 """
 

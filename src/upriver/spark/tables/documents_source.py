@@ -67,7 +67,7 @@ class _Reader(DcpBatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for changes in super().read(partition):
-            told = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
-            if told.num_rows:
-                made = self._shape.rows(told)
+            live = changes.filter(pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK)))
+            if live.num_rows:
+                made = self._shape.rows(live)
                 yield made.rows.append_column(GONE, pa.array(~made.is_row))

@@ -64,8 +64,8 @@ class ConnectExecutors:
 
     @property
     def parallelism(self) -> int:
-        told = self._spark.conf.get("spark.default.parallelism", None)
-        return int(told) if told else _REMOTE_TASKS
+        configured = self._spark.conf.get("spark.default.parallelism", None)
+        return int(configured) if configured else _REMOTE_TASKS
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
         if not tasks:

@@ -90,7 +90,7 @@ class Lease:
 def held_lease(storage: Storage, *, wait: bool = True) -> Iterator[Lease]:
     """Holds the lease of a table; ConfigError names who else holds it.
 
-    It waits for the end of a lease whose holder may be dead, unless it is told not to.
+    It waits for the end of a lease whose holder may be dead, unless the caller does not want that.
     """
     lease = _acquired(storage, 2 * DURATION if wait else 0.0)
     ended = threading.Event()

@@ -145,7 +145,7 @@ class BatchLoop:
         self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
-        """Works until all is done, or it is told to stop."""
+        """Works until all is done, or `stop` is called."""
         self._tables.apply_pending()
         target: dict[int, int] | None = None
         while not stopped.is_set():
@@ -367,7 +367,7 @@ class BatchLoop:
     # ---- besides -------------------------------------------------------------------------
 
     def _care(self) -> None:
-        """What only rearranges files: if it fails, it is told and tried again later."""
+        """What only rearranges files: if it fails, that is logged, and it is tried again later."""
         every, tables = self._settings.compact_every, self._tables
         try:
             if every and (self._more_to_compact or tables.state.batch % every == 0):

@@ -105,11 +105,11 @@ def repair(
             return Repaired(found)
         # what was read is of the positions only if no vbucket went over in the meantime
         _require_same_branches(on_other_branches(settings, mirror.positions))
-        outcome, told = _outcome(tables, settings, mirror, rows)
+        outcome, repaired = _outcome(tables, settings, mirror, rows)
         tables.commit_batch([outcome], tables.state.offset, lease, ThisProcess(), operation=REPAIR)
-    written = int(told.sum())
-    removed = len(told) - written
-    return Repaired(found, written, removed, found.differing - len(told))
+    written = int(repaired.sum())
+    removed = len(repaired) - written
+    return Repaired(found, written, removed, found.differing - len(repaired))
 
 
 def _require_same_branches(others: tuple[int, ...]) -> None:

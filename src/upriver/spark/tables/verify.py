@@ -330,7 +330,7 @@ def _hashed(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     columns = [f.col(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
-    # the hash passes over nulls, so which columns are null is told by itself
+    # the hash passes over nulls, so which columns are null is hashed separately
     nulls = [column.isNull() for column in columns]
     told = f.xxhash64(*columns, *nulls).alias("hash")
     return rows.select(*DOCUMENT, "seqno", GONE, _ENDED, _BROKEN, told)

@@ -1,7 +1,7 @@
 """Bulk decoding of DCP frames: changes become Arrow columns, other frames are located.
 
 This package works on bytes and Arrow; it has no connection and no rules of streams. ``__impl__``
-tells which implementation is in use, ``c`` or ``numpy``.
+names the implementation in use, ``c`` or ``numpy``.
 """
 
 from .implementation import chosen as _chosen

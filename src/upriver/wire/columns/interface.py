@@ -38,7 +38,7 @@ class Implementation:
     """One implementation of the columns. All have the same results."""
 
     name: str
-    #: Decodes a window; the flag tells whether keys carry their collection. Consumes nothing if
+    #: Decodes a window; the flag says whether keys carry their collection. Consumes nothing if
     #: the first frame is incomplete or invalid.
     decode_window: Callable[[memoryview, bool], Decoded]
     #: Writes an opaque into writable frames; returns how many were patched, and their bytes.

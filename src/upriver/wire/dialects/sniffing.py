@@ -2,7 +2,7 @@
 
 No draft negotiates a version and all reuse the same opcodes, but the first request is unambiguous
 except in one case: after an Open the peer speaks draft 001 or today's DCP, and its first Stream
-Request or Control tells which. Until then both decode alike, and DCP's table is used.
+Request or Control decides which. Until then both decode alike, and DCP's table is used.
 """
 
 from __future__ import annotations

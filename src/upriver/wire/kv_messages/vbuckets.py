@@ -106,7 +106,7 @@ class ObserveSeqno(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSeqnoResponse(Response):
-    """The seqnos of a branch; the last two fields tell where an old branch ended in a failover."""
+    """The seqnos of a branch; the last two fields say where an old branch ended in a failover."""
 
     command: Command | int = Command.OBSERVE_SEQNO
     vbucket: int

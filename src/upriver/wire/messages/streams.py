@@ -52,7 +52,7 @@ class Open(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddStream(Request):
-    """Tells a consumer to request a stream from its producer."""
+    """Asks a consumer to request a stream from its producer."""
 
     vbucket: int
     flags: StreamFlag = StreamFlag.NONE

@@ -200,7 +200,7 @@ def insert_element(text: str, path: Path, values: str) -> str:
 def add_unique(text: str, path: Path, value: str, *, parents: bool = False) -> str:
     """Adds a scalar to an array of scalars that must not contain it yet."""
     if value.lstrip()[0] in "{[":
-        _refuse(Status.SUBDOC_VALUE_CANNOT_INSERT, "only simple values can be told apart")
+        _refuse(Status.SUBDOC_VALUE_CANNOT_INSERT, "only simple values can be compared")
     with reading():
         at, missing = locate(text, path)
         if not missing:

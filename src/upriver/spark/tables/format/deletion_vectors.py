@@ -48,7 +48,7 @@ class VectorFile:
         self._size = 1
 
     def add(self, rows: BitMap64) -> dict[str, Any]:
-        """Adds a vector and tells its descriptor."""
+        """Adds a vector and returns its descriptor."""
         rows.run_optimize()
         data = struct.pack("<i", _MAGIC) + rows.serialize()
         descriptor = {
@@ -81,7 +81,7 @@ def path_of(descriptor: Mapping[str, Any]) -> str | None:
 
 
 def read_vector(storage: Storage, descriptor: Mapping[str, Any] | None) -> BitMap64:
-    """The row numbers that a descriptor tells; none without one."""
+    """The row numbers of a descriptor; none without one."""
     if descriptor is None:
         return BitMap64()
     size = int(descriptor["sizeInBytes"])

@@ -299,7 +299,7 @@ def commit(
         "operation": operation,
         "operationParameters": {},
         "engineInfo": ENGINE,
-        # tells our own commit from another one, where a store has lost its answer
+        # distinguishes our own commit from another one, where a store has lost its answer
         "txnId": _entropy.uuid4().hex,
     }
     if state is not None:

@@ -109,7 +109,7 @@ class FileGone(UpriverError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file as a listing tells of it."""
+    """A file as a listing shows it."""
 
     #: Relative to the storage.
     path: str

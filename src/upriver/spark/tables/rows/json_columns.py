@@ -7,7 +7,7 @@ of text takes any JSON as its text, a missing member is null, and members withou
 out. Dates and timestamps are ISO 8601; one without a zone is UTC.
 
 Columns that follow documents leave nothing out: members that could be a column, and types that
-would have to be wider, are told (`Parsed.seen`); members that cannot be a column are rescued.
+would have to be wider, are reported (`Parsed.seen`); members that cannot be a column are rescued.
 """
 
 from __future__ import annotations
@@ -178,15 +178,17 @@ class JsonColumns:
     def _members_of(self, value: bytes, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
         row = _Row()
         try:
-            told = json.loads(value.decode("utf-8"), parse_float=_Number.parse, parse_constant=_no)
+            content = json.loads(
+                value.decode("utf-8"), parse_float=_Number.parse, parse_constant=_no
+            )
         except ValueError:
             return _Row(reason=NOT_JSON, is_corrupt=True)
-        if not isinstance(told, dict):
+        if not isinstance(content, dict):
             return _Row(reason=NOT_FITTING, is_corrupt=True)
         if self._paths:
-            told |= {name: _at(told, path) for name, path in self._paths.items()}
+            content |= {name: _at(content, path) for name, path in self._paths.items()}
         for name, (_, convert) in self._members.items():
-            if (member := told.get(name)) is None:
+            if (member := content.get(name)) is None:
                 continue
             try:
                 row.members[name] = convert(member)
@@ -197,15 +199,15 @@ class JsonColumns:
         if row.rescued:
             row.reason = f"{', '.join(row.rescued)}: {NOT_FITTING}"
         if self._follows:
-            self._follow(told, row, taken, seen)
+            self._follow(content, row, taken, seen)
         if row.rescued:
             row.text = json.dumps(row.rescued)
         return row
 
     def _follow(
-        self, told: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
+        self, content: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
     ) -> None:
-        for name, member in told.items():
+        for name, member in content.items():
             if member is None or name in self._members:
                 continue
             lower = name.lower()
@@ -215,10 +217,10 @@ class JsonColumns:
             else:
                 _see(seen, name, member)
         for name in (*row.rescued, *self._open):
-            if name in self._types and told.get(name) is not None:
-                kind = type_of(told[name])
+            if name in self._types and content.get(name) is not None:
+                kind = type_of(content[name])
                 if merged(self._types[name], kind, to_text=True) != self._types[name]:
-                    _see(seen, name, told[name])
+                    _see(seen, name, content[name])
 
 
 def _at(value: Any, path: list[str]) -> Any:
@@ -248,14 +250,14 @@ _PLAIN: Final[dict[pa.DataType, frozenset[type]]] = {
 }
 
 
-def _type(told: Any, name: str) -> tuple[pa.DataType, _Convert]:
-    if isinstance(told, Mapping):
-        return _nested(told, name)
-    if told in _INTEGERS:
-        bits = _INTEGERS[told]
+def _type(declared: Any, name: str) -> tuple[pa.DataType, _Convert]:
+    if isinstance(declared, Mapping):
+        return _nested(declared, name)
+    if declared in _INTEGERS:
+        bits = _INTEGERS[declared]
         return _ARROW_INTEGERS[bits], _integer(bits)
-    if told.startswith("decimal"):
-        precision, scale = map(int, told[8:-1].split(",")) if "(" in told else (10, 0)
+    if declared.startswith("decimal"):
+        precision, scale = map(int, declared[8:-1].split(",")) if "(" in declared else (10, 0)
         return pa.decimal128(precision, scale), _decimal(precision, scale)
     plain: dict[str, tuple[pa.DataType, _Convert]] = {
         "string": (pa.string(), _text),
@@ -265,31 +267,35 @@ def _type(told: Any, name: str) -> tuple[pa.DataType, _Convert]:
         "date": (pa.date32(), _date),
         "timestamp": (pa.timestamp("us", tz="UTC"), _timestamp),
     }
-    if told not in plain:
-        raise ConfigError(f"valueSchema: the member {name} has the type {told}, which JSON has not")
-    return plain[told]
+    if declared not in plain:
+        raise ConfigError(
+            f"valueSchema: the member {name} has the type {declared}, which JSON has not"
+        )
+    return plain[declared]
 
 
-def _nested(told: Mapping[str, Any], name: str) -> tuple[pa.DataType, _Convert]:
-    if told["type"] == "array":
-        kind, convert = _type(told["elementType"], name)
+def _nested(declared: Mapping[str, Any], name: str) -> tuple[pa.DataType, _Convert]:
+    if declared["type"] == "array":
+        kind, convert = _type(declared["elementType"], name)
         return pa.list_(kind), lambda value: [
             None if one is None else convert(one) for one in _of(list, value)
         ]
-    if told["type"] == "struct":
-        members = {one["name"]: _type(one["type"], one["name"]) for one in told["fields"]}
+    if declared["type"] == "struct":
+        members = {one["name"]: _type(one["type"], one["name"]) for one in declared["fields"]}
         fields = [(one, kind) for one, (kind, _) in members.items()]
         return pa.struct(fields), lambda value: {
             one: None if _of(dict, value).get(one) is None else convert(value[one])
             for one, (_, convert) in members.items()
         }
-    if told["type"] == "map" and told["keyType"] == "string":
-        kind, convert = _type(told["valueType"], name)
+    if declared["type"] == "map" and declared["keyType"] == "string":
+        kind, convert = _type(declared["valueType"], name)
         return pa.map_(pa.string(), kind), lambda value: [
             (_text(key), None if one is None else convert(one))
             for key, one in _of(dict, value).items()
         ]
-    raise ConfigError(f"valueSchema: the member {name} has a type that JSON has not: {dict(told)}")
+    raise ConfigError(
+        f"valueSchema: the member {name} has a type that JSON has not: {dict(declared)}"
+    )
 
 
 def _of(kind: type, value: Any) -> Any:

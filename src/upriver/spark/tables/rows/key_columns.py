@@ -81,8 +81,8 @@ class KeyColumns:
                     )
                 found["key"] = texts
             if self.pattern:
-                told: Any = pc.extract_regex(texts, pattern=self._expression)
-                found |= {name: pc.struct_field(told, [name]) for name in self.parts}
+                matched: Any = pc.extract_regex(texts, pattern=self._expression)
+                found |= {name: pc.struct_field(matched, [name]) for name in self.parts}
         return found
 
 

@@ -148,38 +148,38 @@ class MirrorShape:
 
     def to_property(self) -> str:
         """What a table remembers."""
-        told: dict[str, Any] = {
+        stored: dict[str, Any] = {
             "valueFormat": "string" if self.text else "binary",
             "valueSchema": self.schema,
             "keepDeleted": self.keep_deleted,
             "groups": self.groups,
         }
-        told |= {"rescues": True} if self.rescues else {}
-        told |= {"follows": True} if self.follows else {}
-        told |= {"keyFormat": "string"} if self.keys.text else {}
-        told |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
-        told |= {"rename": dict(self.sources)} if self.sources else {}
-        told |= {"versions": True} if self.versions else {}
-        return json.dumps(told | ({"full": True} if self.full else {}))
+        stored |= {"rescues": True} if self.rescues else {}
+        stored |= {"follows": True} if self.follows else {}
+        stored |= {"keyFormat": "string"} if self.keys.text else {}
+        stored |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
+        stored |= {"rename": dict(self.sources)} if self.sources else {}
+        stored |= {"versions": True} if self.versions else {}
+        return json.dumps(stored | ({"full": True} if self.full else {}))
 
     def to_json(self) -> str:
         return json.dumps(json.loads(self.to_property()) | {"toText": self.to_text})
 
     @classmethod
     def of_json(cls, text: str) -> MirrorShape:
-        told = json.loads(text)
+        stored = json.loads(text)
         return cls(
-            text=told["valueFormat"] == "string",
-            schema=told["valueSchema"],
-            keep_deleted=told["keepDeleted"],
-            groups=told["groups"],
-            rescues=told.get("rescues", False),
-            full=told.get("full", False),
-            follows=told.get("follows", False),
-            to_text=told.get("toText", False),
-            keys=KeyColumns(told.get("keyFormat") == "string", told.get("keyPattern", "")),
-            sources=tuple(told.get("rename", {}).items()),
-            versions=told.get("versions", False),
+            text=stored["valueFormat"] == "string",
+            schema=stored["valueSchema"],
+            keep_deleted=stored["keepDeleted"],
+            groups=stored["groups"],
+            rescues=stored.get("rescues", False),
+            full=stored.get("full", False),
+            follows=stored.get("follows", False),
+            to_text=stored.get("toText", False),
+            keys=KeyColumns(stored.get("keyFormat") == "string", stored.get("keyPattern", "")),
+            sources=tuple(stored.get("rename", {}).items()),
+            versions=stored.get("versions", False),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -322,7 +322,7 @@ def _letters(changes: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBat
     if not any(reasons):
         return None
     why = pa.array(reasons, pa.string())
-    told = {name: changes.column(name) for name in LETTERS.names if name != "reason"}
-    told["reason"] = why
-    rows = pa.RecordBatch.from_arrays([told[name] for name in LETTERS.names], schema=LETTERS)
+    stored = {name: changes.column(name) for name in LETTERS.names if name != "reason"}
+    stored["reason"] = why
+    rows = pa.RecordBatch.from_arrays([stored[name] for name in LETTERS.names], schema=LETTERS)
     return rows.filter(pc.is_valid(why))

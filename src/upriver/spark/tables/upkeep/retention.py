@@ -117,7 +117,7 @@ class Retention:
                     self.note(version, actions)
 
     def vacuum(self, snapshot: TableSnapshot, oldest: int) -> int:
-        """Deletes what no version from ``oldest`` on needs; tells how many data files went."""
+        """Deletes what no version from ``oldest`` on needs; returns how many data files went."""
         needed = _paths(snapshot.files.values())
         if oldest < snapshot.version:
             then = read_snapshot(self._storage, oldest)
