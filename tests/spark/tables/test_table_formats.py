@@ -48,7 +48,9 @@ VBUCKETS = 4
 def test_a_vector_file_has_the_bytes_that_delta_wants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_entropy, "uuid4", lambda: uuid.UUID(int=0x0123456789ABCDEF0123456789ABCDEF))
+    monkeypatch.setattr(
+        _entropy, "uuid4", lambda: uuid.UUID(int=0x0123456789ABCDEF0123456789ABCDEF)
+    )
     storage = Storage.parse(tmp_path)
     file = VectorFile()
     first, second = file.add(BitMap64([3, 4, 7])), file.add(BitMap64([1 << 33]))
