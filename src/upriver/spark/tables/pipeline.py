@@ -25,8 +25,8 @@ from ..source.offsets import Offset
 from ..source.stream_driver import Driver
 from ..source.task_steps import ReadStep, steps_between
 from .chosen_collections import (
-    CollectionChange,
     ChosenCollections,
+    CollectionChange,
     offset_after,
     read_anew,
     steps_of,
