@@ -242,11 +242,8 @@ FAULTS = (
     Fault(
         "a position is ahead of what was handed out",
         "upriver.consumer.streaming.inbox",
-        "        self.done()\n        event = delivery.event\n",
-        "        self.done()\n        event = delivery.event\n"
-        "        if isinstance(event, Rows):\n"
-        "            for step in event.steps:\n"
-        "                self._trackers[step.vbucket].seqno = step.seqno + 1\n",
+        "            tracker.advanced(step.seqno)\n",
+        "            tracker.advanced(max(step.seqno, step.snapshot.end))\n",
     ),
     Fault(
         "finished bytes are not given back",
@@ -259,6 +256,23 @@ FAULTS = (
         "upriver.session.keepalive",
         "        return now >= self._heard_at + 2 * self.interval",
         "        return False",
+    ),
+    Fault(
+        "the window of a slow reader is ignored",
+        "upriver.session.flow_control",
+        "        return not self.size or self.outstanding < self.size",
+        "        return True",
+        also=(
+            "upriver.producer.dcp.active_stream",
+            "    if not window.size:\n        return len(packets)\n    room",
+            "    if True:\n        return len(packets)\n    room",
+        ),
+    ),
+    Fault(
+        "a connection that was lost is kept",
+        "upriver.producer.server",
+        "        self._connections.pop(connection, None)\n",
+        "",
     ),
     Fault(
         "a checkpoint loses its snapshot",

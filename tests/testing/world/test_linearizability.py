@@ -6,6 +6,7 @@ import pytest
 
 from upriver.errors import Status
 from upriver.testing.world import LOSS, WIPE, Operation, explain
+from upriver.testing.world.linearizability import EXPIRE
 
 OK = Status.SUCCESS
 
@@ -105,3 +106,23 @@ def test_an_order_explains_it(name: str) -> None:
 @pytest.mark.parametrize("name", BAD)
 def test_no_order_explains_it(name: str) -> None:
     assert not explain(BAD[name])
+
+
+def test_a_document_that_was_to_expire_may_be_gone_later() -> None:
+    """But not one that replaced it, nor before it was written."""
+
+    def history(*, replaced: bool) -> list[Operation]:
+        ops = [
+            Operation("a", b"k", "set", b"1001", invoked=1, returned=2, status=Status.SUCCESS),
+            Operation("a", b"k", EXPIRE, b"1001", invoked=1),
+            Operation("a", b"k", "append", b"1002", invoked=3, returned=4, status=Status.SUCCESS),
+        ]
+        if replaced:
+            ops.append(
+                Operation("a", b"k", "set", b"2000", invoked=5, returned=6, status=Status.SUCCESS)
+            )
+        gone = Operation("b", b"k", "get", invoked=7, returned=8, status=Status.NOT_FOUND)
+        return [*ops, gone]
+
+    assert explain(history(replaced=False))
+    assert not explain(history(replaced=True))

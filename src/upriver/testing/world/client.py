@@ -23,9 +23,9 @@ from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.frameinfo import Durability
 from ...wire.names import DurabilityLevel
-from .linearizability import Operation
+from .linearizability import EXPIRE, Operation
 
-__all__ = ["KINDS", "Client", "Wish"]
+__all__ = ["EXPIRING", "KINDS", "Client", "Wish"]
 
 #: The operations that clients make.
 KINDS: Final = (
@@ -58,6 +58,9 @@ _REFUSED: Final = frozenset(
 #: How often an operation is tried at other nodes, or again, while it is refused.
 _TRIES: Final = 4
 _FAR_FUTURE: Final = 1_900_000_000
+#: A Set of a document that expires after `_SOON` seconds.
+EXPIRING: Final = "expiring"
+_SOON: Final = 2
 #: Milliseconds for a durable write.
 _DURABLE_MS: Final = 3000
 
@@ -114,7 +117,7 @@ class Client:
     async def _make(self, wish: Wish) -> Operation | None:
         """Makes one operation; returns it if it was answered."""
         cas = self._cas.get(wish.key, 0) if wish.kind == "cas" else 0
-        kind = "set" if wish.kind == "cas" else wish.kind
+        kind = "set" if wish.kind in ("cas", EXPIRING) else wish.kind
         durable = wish.level is not DurabilityLevel.NONE and kind not in ("get", "touch")
         request = self._request(kind, wish, cas)
         if durable:
@@ -129,6 +132,9 @@ class Client:
             except (UpriverError, OSError):
                 await asyncio.sleep(0.2)
                 continue
+            if wish.kind == EXPIRING:
+                ends = Operation(self.name, wish.key, EXPIRE, wish.value, invoked=operation.invoked)
+                self.operations.append(ends)
             try:
                 answer = await connection.ask(request)
             except UpriverError:
@@ -169,7 +175,10 @@ class Client:
         if kind == "get":
             return kv.Get(key=key, vbucket=vbucket, collection=0)
         if kind == "set":
-            return kv.Set(key=key, vbucket=vbucket, value=value, cas=cas, collection=0)
+            expiry = _SOON if wish.kind == EXPIRING else 0
+            return kv.Set(
+                key=key, vbucket=vbucket, value=value, cas=cas, collection=0, expiry=expiry
+            )
         if kind == "add":
             return kv.Add(key=key, vbucket=vbucket, value=value, collection=0)
         if kind == "replace":

@@ -15,11 +15,16 @@ from typing import Final, Literal
 
 from ...errors import Status
 
-__all__ = ["LOSS", "WIPE", "Operation", "explain"]
+__all__ = ["EXPIRE", "LOSS", "WIPE", "Operation", "explain"]
 
 LOSS: Final = "loss"
 #: The disk of the only copy was replaced by an empty one.
 WIPE: Final = "wipe"
+
+#: A document that was written to expire does so, at any later moment or never.
+EXPIRE: Final = "expire"
+#: Increments that a value may have had since it was written.
+_MOST_INCREMENTS: Final = 50
 
 #: A CAS, or the number of an unanswered operation that chose it.
 _Cas = int | tuple[str, int]
@@ -168,6 +173,8 @@ def _applied(op: Operation, state: _State, cas: _Cas) -> _State | Literal[False]
         return (b"%d" % (int(state[0]) + 1), cas) if state[0].isdigit() else False
     if state is None:
         return False
+    if op.kind == EXPIRE:
+        return None if _stems_from(state[0], op.value) else False
     if op.kind == "replace":
         return op.value, cas
     if op.kind == "delete":
@@ -179,6 +186,16 @@ def _applied(op: Operation, state: _State, cas: _Cas) -> _State | Literal[False]
     if op.kind == "touch":
         return state[0], cas
     raise ValueError(f"there is no operation {op.kind}")
+
+
+def _stems_from(value: bytes, written: bytes) -> bool:
+    """Whether a value may be what operations made of one that was written.
+
+    Numbers of the same length were appended, prepended and counted up.
+    """
+    size = len(written)
+    parts = (value[at : at + size] for at in range(0, len(value), size))
+    return any(0 <= int(part) - int(written) < _MOST_INCREMENTS for part in parts)
 
 
 def _same(held: _Cas, told: int) -> bool:

@@ -52,6 +52,10 @@ class Scope:
     drift: float = 0.01
     #: What may break, each as often as it is named.
     kinds: tuple[str, ...] = ()
+    #: Operations besides those that all scopes have.
+    more_operations: tuple[str, ...] = ()
+    #: Whether much happens at a few moments: then snapshots have several changes.
+    bursts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,10 @@ class Plan:
     @classmethod
     def of(cls, seed: int, scope: Scope) -> Self:
         chance = random.Random(f"plan {scope.name} {seed}")
-        steps = [*_operations(chance, scope), *_faults(chance, scope)]
+        moments: list[float] = []
+        if scope.bursts and chance.random() < 0.6:
+            moments = [chance.uniform(1.0, scope.seconds) for _ in range(chance.randint(1, 3))]
+        steps = [*_operations(chance, scope, moments), *_faults(chance, scope, moments)]
         return cls(
             seed=seed,
             scope=scope,
@@ -96,30 +103,40 @@ class Plan:
         return replace(self, steps=tuple(steps))
 
 
-def _operations(chance: random.Random, scope: Scope) -> list[Step]:
+def _when(
+    chance: random.Random, scope: Scope, moments: Sequence[float], before: float, after: float
+) -> float:
+    """Any time, or one close to a moment at which much happens."""
+    if moments and chance.random() < 0.7:
+        return max(0.5, chance.choice(moments) + chance.uniform(-before, after))
+    return chance.uniform(0.5, scope.seconds)
+
+
+def _operations(chance: random.Random, scope: Scope, moments: Sequence[float]) -> list[Step]:
     count = chance.randint(scope.operations // 3, scope.operations)
     keys = chance.randint(1, scope.keys)
     durable = chance.choice((0.0, 0.3, 0.7))
     steps = []
     for number in range(count):
         level = chance.choice(_LEVELS[1:]) if chance.random() < durable else _LEVELS[0]
-        kind = chance.choice((*KINDS, "set", "set", "get"))
+        kind = chance.choice((*KINDS, "set", "set", "get", *scope.more_operations))
         # numbers only, so that every value can be counted up
         value = b"%d" % (1000 + number)
         wish = (chance.randrange(scope.clients), kind, b"k%d" % chance.randrange(keys), value)
-        steps.append(Step(chance.uniform(0.5, scope.seconds), "operation", (*wish, level)))
+        at = _when(chance, scope, moments, 0.0, 0.1)
+        steps.append(Step(at, "operation", (*wish, level)))
     return steps
 
 
-def _faults(chance: random.Random, scope: Scope) -> list[Step]:
+def _faults(chance: random.Random, scope: Scope, moments: Sequence[float]) -> list[Step]:
     steps = []
     allowed = [kind for kind in scope.kinds if chance.random() < 0.6]
     for _ in range(chance.randint(0, scope.faults) if allowed else 0):
         kind = chance.choice(allowed)
-        at = chance.uniform(0.5, scope.seconds)
+        at = _when(chance, scope, moments, 0.5, 1.5)
         # which of several, how long, how much: the fault itself knows what to make of them
         args = (chance.randrange(1000), round(chance.uniform(0.05, 4.0), 3), chance.randrange(12))
         steps.append(Step(at, kind, args))
     for _ in range(chance.randint(1, 5)):
-        steps.append(Step(chance.uniform(0.5, scope.seconds), "checkpoint"))
+        steps.append(Step(_when(chance, scope, moments, 0.0, 1.0), "checkpoint"))
     return steps

@@ -160,10 +160,13 @@ class Reader:
 
     # ---- positions -----------------------------------------------------------------------
 
+    def positions(self) -> Mapping[int, Position]:
+        """Where it is now; nothing while it has no consumer."""
+        return self._consumer.position().positions if self._consumer is not None else {}
+
     def check_positions(self) -> None:
         """What the position claims to have been read was told."""
-        if self._consumer is not None:
-            self.check_claims(self._consumer.position().positions)
+        self.check_claims(self.positions())
 
     def check_claims(self, positions: Mapping[int, Position]) -> None:
         for vbucket, position in positions.items():

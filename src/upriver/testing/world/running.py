@@ -29,6 +29,8 @@ TABLE: Final = replace(
         "small failover",
         "small failover",
         "purge",
+        "flush",
+        "expire",
         "cut",
         "half-open",
         "partition",

@@ -187,6 +187,11 @@ class ProcessLoop(SteppedLoop):
         if self._process.alive:
             self._process.scheduler.is_ready(self._process)
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks are not done."""
+        return len(self._alive_tasks)
+
     def dispose(self) -> None:
         """Cancels every task and runs what that causes."""
         self._disposing = True

@@ -22,6 +22,7 @@ from ...spark.tables.settings import PipelineSettings
 from ...spark.tables.upkeep import maintenance
 from .blocking import machine, replaced
 from .history import Violation
+from .memory import require_at_most
 from .object_store import ObjectStore, SimulatedStorage
 from .plan import Plan
 from .scheduler import Process
@@ -39,6 +40,10 @@ _LEASE: Final = 4.0
 _ATTEMPTS: Final = 4
 #: Seconds by which maintenance comes late: what nobody can be about to commit goes then.
 _LATE: Final = 7200.0
+#: Consumers and workers that one driver has at a time.
+_MOST_CHILDREN: Final = 8
+#: Bytes of the state in a commit, without what it says of other tables.
+_STATE_BYTES: Final = 64 * 1024
 #: Files of a pipeline besides rows: leases, and records of runs.
 _MOST_OTHERS: Final = 40
 
@@ -138,6 +143,15 @@ class TableWorld(World):
             self.start_driver()
 
     # ---- what must hold ------------------------------------------------------------------
+
+    def check_memory(self) -> None:
+        super().check_memory()
+        for driver in self.drivers:
+            alive = sum(child.alive for child in self._children.get(driver, ()))
+            require_at_most(_MOST_CHILDREN, alive, f"consumers and workers of {driver.name}")
+        if self.oracle.state is not None:
+            size = len(self.oracle.state.to_text())
+            require_at_most(_STATE_BYTES, size, "bytes of the state in a commit")
 
     def _newest_vbuuid(self, vbucket: int) -> int:
         bucket = self.nodes[0].bucket

@@ -25,10 +25,11 @@ from ...consumer.transport.access import Access
 from ...errors import StoreError
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, SyncMode
-from .client import Client, Wish
+from .client import EXPIRING, Client, Wish
 from .disk import SimulatedDisk
 from .history import Histories, Violation
 from .linearizability import LOSS, WIPE, Operation, explain
+from .memory import check_memory
 from .network import Network
 from .node import Node
 from .plan import Plan, Scope, Step
@@ -56,7 +57,11 @@ SINGLE: Final = Scope(
         "restart",
         "failover",
         "failover",
+        "small failover",
+        "small failover",
         "purge",
+        "flush",
+        "expire",
         "full disk",
         "slow disk",
         "empty disk",
@@ -65,11 +70,16 @@ SINGLE: Final = Scope(
         "half-open",
         "partition",
         "slow reader",
+        "slow reader",
         "reader dies",
         "reader dies",
+        "reader away",
+        "reader away",
         "stop process",
         "clock jump",
     ),
+    more_operations=(EXPIRING,),
+    bursts=True,
 )
 FIRST_PORT: Final = 11001
 BUCKET: Final = "default"
@@ -211,6 +221,7 @@ class World:
         ):
             try:
                 self.begin()
+                self._look_at_memory()
                 for step in self.plan.steps:
                     self.scheduler.at(self.begun_at + step.at, partial(self._do, step))
                 self.scheduler.run(lambda: False, before=self.begun_at + self.plan.scope.seconds)
@@ -330,6 +341,14 @@ class World:
         """Whether what a client was told must agree with what the others were told."""
         return True
 
+    def check_memory(self) -> None:
+        """Nothing that runs has grown too far; checked every second."""
+        check_memory(self)
+
+    def _look_at_memory(self) -> None:
+        self.check_memory()
+        self.scheduler.after(1.0, self._look_at_memory)
+
     def lose(self, kind: str) -> None:
         """Notes that acknowledged writes may be lost at this moment."""
         moment = self.moment()
@@ -404,6 +423,21 @@ def _purge(world: World, which: int, seconds: float, amount: int) -> None:
             node.process.call(bucket.compact)
 
 
+def _flush(world: World, which: int, seconds: float, amount: int) -> None:
+    node, bucket = _node(world, which), _node(world, which).bucket
+    if bucket is not None and node.process is not None:
+        with suppress(StoreError):
+            node.process.call(bucket.flush)
+            world.lose(WIPE)
+
+
+def _expire(world: World, which: int, seconds: float, amount: int) -> None:
+    node, bucket = _node(world, which), _node(world, which).bucket
+    if bucket is not None and node.process is not None:
+        with suppress(StoreError):
+            node.process.call(bucket.expire)
+
+
 def _full_disk(world: World, which: int, seconds: float, amount: int) -> None:
     disk = _node(world, which).disk
     disk.full = True
@@ -453,6 +487,14 @@ def _reader_dies(world: World, which: int, seconds: float, amount: int) -> None:
         world.scheduler.after(seconds / 4, world.start_reader)
 
 
+def _reader_away(world: World, which: int, seconds: float, amount: int) -> None:
+    """It is gone for longer, and deletions that it has not seen are purged."""
+    if world.reader_process is not None:
+        world.reader_process.kill()
+        world.scheduler.after(seconds, partial(_purge, world, which, seconds, amount))
+        world.scheduler.after(seconds + 0.01, world.start_reader)
+
+
 def _stop_process(world: World, which: int, seconds: float, amount: int) -> None:
     alive = [process for process in world.processes if process.alive]
     alive[which % len(alive)].stop_for(seconds)
@@ -471,6 +513,8 @@ FAULTS: Final[dict[str, Callable[..., None]]] = {
     "failover": _failover,
     "small failover": _small_failover,
     "purge": _purge,
+    "flush": _flush,
+    "expire": _expire,
     "full disk": _full_disk,
     "slow disk": _slow_disk,
     "cut": _cut,
@@ -478,6 +522,7 @@ FAULTS: Final[dict[str, Callable[..., None]]] = {
     "partition": _partition,
     "slow reader": _slow_reader,
     "reader dies": _reader_dies,
+    "reader away": _reader_away,
     "stop process": _stop_process,
     "clock jump": _clock_jump,
 }
