@@ -5,7 +5,8 @@ real ones do, every version of a key but the newest. Everything that can happen 
 of the driver or of a task happens at random: writes, deletions, failovers to replicas that were
 behind or in the middle of a snapshot, purges, cut streams, answers of a server that has not heard
 of the failover yet, tasks that are tried again, drivers that crash and replay. The code under test
-is the project's own: offsets (through their JSON text), planning, admission, steps and verdicts.
+is the project's own: offsets (through their JSON text), planning, admission, steps and verdicts,
+and how far streams have come that the driver keeps open.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
+from upriver.session.consumer_events import Step
 from upriver.session.stream_position import Position, PositionTracker
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.offset_planning import (
@@ -28,6 +30,7 @@ from upriver.spark.source.offset_planning import (
     plan,
 )
 from upriver.spark.source.offsets import Offset, SourceIdentity
+from upriver.spark.source.read_ahead import ArrivedSeqnos
 from upriver.spark.source.task_steps import ReadStep, StepVerdict, judge, partition, steps_between
 
 Plan = Callable[[Offset, Mapping[int, ObservedVBucket], Limits], Offset]
@@ -139,6 +142,44 @@ class World:
     hasty_facts: bool = False
     #: Whether a step is taken for granted because the one before it was.
     trusts_old_proofs: bool = False
+    #: How far streams that stay open have come.
+    seqnos: type[ArrivedSeqnos] = ArrivedSeqnos
+
+
+class OpenStreams:
+    """Streams that the driver keeps open, and what is on its way to it or has arrived."""
+
+    def __init__(self, seqnos: ArrivedSeqnos, at: dict[int, int]) -> None:
+        self.seqnos = seqnos
+        self.sent = at
+        #: By vbucket the changes of its newest snapshot that have not arrived, and its end.
+        self.on_their_way: dict[int, tuple[list[tuple[int, str, int | None]], int]] = {}
+        self.arrived: list[tuple[int, int, str, int | None]] = []
+        #: Vbuckets whose stream has ended, of which the driver has not heard.
+        self.ended: set[int] = set()
+
+    def send(self, number: int, vbucket: VBucket) -> None:
+        """A producer begins a snapshot, if the last one has arrived.
+
+        It ends a stream from which it would have to leave out deletions.
+        """
+        if 0 < self.sent[number] < vbucket.purge_seqno:
+            self.ended.add(number)
+        if number not in self.ended and number not in self.on_their_way:
+            changes = vbucket.read(self.sent[number])
+            if changes:
+                self.on_their_way[number] = changes, vbucket.high
+                self.sent[number] = vbucket.high
+
+    def receive(self, count: int) -> None:
+        for number, (changes, end) in list(self.on_their_way.items()):
+            for seqno, key, value in changes[:count]:
+                self.arrived.append((number, seqno, key, value))
+                self.seqnos.arrived(Step(number, 1, seqno, Snapshot(0, end)))
+            if count < len(changes):
+                self.on_their_way[number] = changes[count:], end
+            else:
+                del self.on_their_way[number]
 
 
 class TaskFailed(Exception):
@@ -169,6 +210,9 @@ class Simulation:
         #: the vbuckets of which it knows that they were not.
         self.asks_once = self.random.random() < 0.5
         self.proved: set[int] = set()
+        self.streams: OpenStreams | None = None
+        #: The high seqnos of the driver's last look.
+        self.highs: dict[int, int] = {}
         #: What happened, to know that everything does.
         self.seen: Counter[str] = Counter()
 
@@ -200,7 +244,7 @@ class Simulation:
     def anything(self, most: int) -> None:
         """Time passes."""
         rnd = self.random.random
-        for vbucket in self.vbuckets:
+        for number, vbucket in enumerate(self.vbuckets):
             if rnd() < 0.6:
                 for _ in range(int(rnd() * most)):
                     self.written += 1
@@ -214,6 +258,11 @@ class Simulation:
                 received = vbucket.high - int(rnd() * lost) if rnd() < 0.4 else seqno
                 purged = int(rnd() * seqno) if self.world.purges and rnd() < 0.3 else 0
                 vbucket.fail_over(self.new_vbuuid(), seqno, received, purged)
+                if self.streams is not None:
+                    self.streams.ended.add(number)
+            if self.streams is not None and rnd() < 0.7:
+                self.streams.send(number, vbucket)
+                self.streams.receive(int(rnd() * 6))
             if rnd() < 0.3:
                 vbucket.forgotten = None
 
@@ -277,6 +326,7 @@ class Simulation:
             if self.world.hasty_facts:
                 self.meanwhile()
             progress = at.at(number)
+            self.highs[number] = vbucket.high
             refused = number not in self.proved and not vbucket.grants(
                 progress.request, self.heeded(progress.purge_seqno)
             )
@@ -290,7 +340,52 @@ class Simulation:
                 and not self.tells_purge_seqno
                 and progress.vbuuid == log.newest.vbuuid,
             )
+        if self.streams is not None:
+            self.streams.seqnos.sampled({n: v.high for n, v in enumerate(self.vbuckets)})
         return found
+
+    def open_streams(self, at: Offset) -> None:
+        """The driver has streams opened where the last batch ends, unless one is refused."""
+        found: dict[int, tuple[int, FailoverLog]] = {}
+        for number, vbucket in enumerate(self.vbuckets):
+            progress = at.at(number)
+            log = progress.log if len(progress.log) else vbucket.log
+            seqno = progress.seqno
+            offset = StreamOffset(log.newest.vbuuid, seqno, Snapshot(seqno, seqno))
+            if vbucket.vbuuid != log.newest.vbuuid or not vbucket.grants(offset, 0):
+                return
+            found[number] = seqno, log
+        seqnos = self.world.seqnos(found, self.highs)
+        for number, vbucket in enumerate(self.vbuckets):
+            assert seqnos.opened(number, vbucket.log)
+        self.streams = OpenStreams(seqnos, {n: seqno for n, (seqno, _) in found.items()})
+
+    def facts_ahead(self, at: Offset) -> dict[int, ObservedVBucket] | None:
+        """What streams have brought, as the driver may plan from it; None if it must look."""
+        if self.streams is None:
+            if self.highs and self.random.random() < 0.5:
+                self.open_streams(at)
+            return None
+        if self.random.random() < 0.2:
+            return None
+        seqnos = self.streams.seqnos
+        if seqnos.is_stale:
+            seqnos.sampled({n: vbucket.high for n, vbucket in enumerate(self.vbuckets)})
+        self.meanwhile()
+        if self.streams.ended and self.random.random() < 0.5:
+            self.streams = None
+            return None
+        facts = seqnos.facts(at)
+        for number in facts or {}:
+            progress, vbucket = at.at(number), self.vbuckets[number]
+            if not len(progress.log) or number in self.proved:
+                continue
+            if vbucket.vbuuid != progress.vbuuid or not vbucket.grants(
+                progress.request, self.heeded(progress.purge_seqno)
+            ):
+                return None
+            self.proved.add(number)
+        return facts
 
     def heeded(self, purge_seqno: int) -> int:
         return purge_seqno if self.heeds_purge_seqno else 0
@@ -314,36 +409,61 @@ class Simulation:
 
     def batch(self, at: Offset, *, quiet: bool) -> Offset:
         """Plans, reads and commits once; crashes on the way are survived."""
+        ahead = None if quiet else self.facts_ahead(at)
         planned = self.world.plan(
             at,
-            self.facts(at, all_of_them=quiet),
+            self.facts(at, all_of_them=quiet) if ahead is None else ahead,
             Limits() if quiet else self.limits(),
         )
         if planned is at or planned == at:
             return at
         if not quiet:
-            self.meanwhile()
+            if ahead is None:
+                self.meanwhile()
             if self.random.random() < 0.03:
-                self.proved.clear()
-                return at  # the driver dies before the plan is stored
+                self.driver_dies()
+                return at  # before the plan is stored
         end = self.stored(planned)
-        rows = self.rows_of_batch(at, end, quiet=quiet, replay=False)
-        if not self.world.trusts_old_proofs:
-            self.proved -= {step.vbucket for step in steps_between(at, end) if step.has_range}
+        rows: list[Row] | None
+        if ahead is not None:
+            rows = self.rows_ahead(at, end)
+        else:
+            rows = self.rows_of_batch(at, end, quiet=quiet, replay=False)
+            if self.streams is not None:
+                self.streams.seqnos.is_stale = True
+            if not self.world.trusts_old_proofs:
+                self.proved -= {step.vbucket for step in steps_between(at, end) if step.has_range}
         while rows is None or (not quiet and self.random.random() < 0.15):
             self.seen["replay"] += 1
-            self.proved.clear()
+            self.driver_dies()
             self.meanwhile()  # the driver dies; the batch is replayed from its offsets
             rows = self.rows_of_batch(at, end, quiet=quiet, replay=True)
         self.rows += rows
         if not quiet and self.random.random() < 0.05:
             # the driver dies after the commit: the sink has this batch already and takes no other
-            self.proved.clear()
+            self.driver_dies()
             self.rows_of_batch(at, end, quiet=False, replay=True)
         self.seen["rollback"] += sum(row.key is None and row.seqno > 0 for row in rows)
         self.seen["rollback to 0"] += sum(row.key is None and row.seqno == 0 for row in rows)
         self.is_caught_up(end)
         return end
+
+    def driver_dies(self) -> None:
+        self.proved.clear()
+        self.streams = None
+        self.highs = {}
+
+    def rows_ahead(self, at: Offset, end: Offset) -> list[Row]:
+        """The rows of a batch whose changes have arrived before it was planned."""
+        assert self.streams is not None
+        self.seen["read ahead"] += 1
+        rows: list[Row] = []
+        for step in steps_between(at, end):
+            if step.rolls_back:
+                raise WrongTable("what has arrived takes a rollback")
+            mine = [change[1:] for change in self.streams.arrived if change[0] == step.vbucket]
+            self.take(step, mine, rows)
+        return rows
 
     # ---- the tasks -----------------------------------------------------------------------
 

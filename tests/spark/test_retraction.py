@@ -18,10 +18,9 @@ from upriver.model import Op
 from upriver.spark import retract
 from upriver.spark.functions.retraction import compensated
 from upriver.spark.source.admission import Limits
-from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan, with_rereads
 from upriver.spark.source.offsets import Offset
 from upriver.spark.source.restate import Restated
-from upriver.spark.source.stream_driver import _read_anew
 from upriver.spark.source.task_steps import ReadStep, partition, steps_between
 from upriver.testing import TemporaryProducer
 
@@ -99,7 +98,7 @@ def as_dict(row: Row) -> dict[str, Any]:
 def restating_plan(
     previous: Offset, facts: Mapping[int, ObservedVBucket], limits: Limits
 ) -> Offset:
-    return _read_anew(previous, plan(previous, facts, limits), facts, lambda vb, seqno: False)
+    return with_rereads(previous, plan(previous, facts, limits), facts, lambda vb, seqno: False)
 
 
 class RestatingSimulation(Simulation):

@@ -20,6 +20,7 @@ from upriver.spark.source import offset_planning
 from upriver.spark.source.admission import Limits, spread
 from upriver.spark.source.offset_planning import ObservedVBucket, plan
 from upriver.spark.source.offsets import Boundary, Offset, VBucketProgress
+from upriver.spark.source.read_ahead import ArrivedSeqnos
 from upriver.spark.source.task_steps import ReadStep, StepVerdict, judge
 
 HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", "10000"))
@@ -42,6 +43,7 @@ def test_the_table_equals_the_documents_whenever_all_was_read(
     assert not wrong, f"wrong tables with the seeds {wrong[:10]}"
     expected = {verdict.name for verdict in StepVerdict}
     expected |= {"caught up", "replay", "rollback", "rollback to 0", "branch forgotten"}
+    expected |= {"read ahead"}
     assert seen.keys() >= expected
 
 
@@ -135,6 +137,16 @@ def skips_the_rest(
     return StepVerdict.SKIP if verdict is StepVerdict.START_OVER else verdict
 
 
+class SeqnosWithoutFloor(ArrivedSeqnos):
+    """Takes what has arrived for all that tasks may have seen."""
+
+    def sampled(self, highs: Mapping[int, int]) -> None:
+        super().sampled({})
+
+    def __init__(self, at: Mapping[int, tuple[int, FailoverLog]], floor: object = None) -> None:
+        super().__init__(at)
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -148,6 +160,7 @@ def skips_the_rest(
         pytest.param(World(trusts_old_proofs=True), id="only the first step is looked after"),
         pytest.param(World(judge=skips_what_is_unknown), id="unknown branches are skipped"),
         pytest.param(World(judge=skips_the_rest), id="a refused rest is skipped"),
+        pytest.param(World(seqnos=SeqnosWithoutFloor), id="tasks saw no more than has arrived"),
     ],
 )
 def test_a_rule_that_lacks_a_part_makes_wrong_tables(mutant: World) -> None:

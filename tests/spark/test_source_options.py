@@ -78,6 +78,7 @@ def test_everything_can_be_said_and_survives_the_way_to_a_task() -> None:
         requestTimeout="1.5m",
         retryTimeout="0",
         longPoll="100",
+        readAhead="0",
         user="reader",
         password=" secret ",
     )
@@ -91,7 +92,7 @@ def test_everything_can_be_said_and_survives_the_way_to_a_task() -> None:
     assert options.rows == RowFormat(text=True, xattrs=True, corrupt_column="bad")
     assert (options.compression, options.buffer) == (True, 512 << 10)
     assert (options.connect_timeout, options.request_timeout) == (0.5, 90)
-    assert (options.retry_timeout, options.long_poll) == (0, 0.1)
+    assert (options.retry_timeout, options.long_poll, options.read_ahead) == (0, 0.1, 0)
     assert options.access.password == " secret "
     assert pickle.loads(pickled(options)) == options
     assert "secret" not in repr(options)
@@ -219,7 +220,12 @@ def test_a_stream_has_no_end(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("maxOffsetsPerTrigger", "1"), ("maxBytesPerTrigger", "1"), ("longPoll", "1")],
+    [
+        ("maxOffsetsPerTrigger", "1"),
+        ("maxBytesPerTrigger", "1"),
+        ("longPoll", "1"),
+        ("readAhead", "1"),
+    ],
 )
 def test_a_batch_has_no_triggers(name: str, text: str) -> None:
     options = read({name: text})
@@ -300,4 +306,5 @@ def test_every_option_of_a_read_is_for_batches_streams_or_both() -> None:
         "maxOffsetsPerTrigger": Use.STREAM,
         "maxBytesPerTrigger": Use.STREAM,
         "longPoll": Use.STREAM,
+        "readAhead": Use.STREAM,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from .common_options import INTERRUPTED, interrupted_line, is_debugging
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["StopRequest", "spark_session", "stop_requests"]
+__all__ = ["StopRequest", "spark_session", "spark_when_needed", "stop_requests"]
 
 _STDERR: Final = 2
 #: The most bytes of what Java says while it starts.
@@ -41,19 +41,32 @@ _LAST_LINES: Final = 2.0
 @contextmanager
 def spark_session(app: str, options: dict[str, Any]) -> Iterator[SparkSession]:
     """A Spark session for one command; removes the options of `spark_options`."""
-    from ..spark.session import start
+    with spark_when_needed(app, options) as start:
+        yield start()
 
+
+@contextmanager
+def spark_when_needed(app: str, options: dict[str, Any]) -> Iterator[Callable[[], SparkSession]]:
+    """As `spark_session`, with a function that starts the session."""
     config = {"spark.log.level": "ERROR", **options.pop("conf")}
     master = options.pop("master")
-    with _signals({signal.SIGINT: _end_at_once}):
+    started: list[SparkSession] = []
+
+    def start() -> SparkSession:
+        from ..spark.session import start
+
         with _quiet_start():
-            spark = start(app, master=master, config=config)
+            started.append(start(app, master=master, config=config))
         if _is_main():  # Spark has put a handler of its own there
             signal.signal(signal.SIGINT, _end_at_once)
+        return started[0]
+
+    with _signals({signal.SIGINT: _end_at_once}):
         try:
-            yield spark
+            yield start
         finally:
-            spark.stop()
+            for spark in started:
+                spark.stop()
 
 
 # ---- signals -----------------------------------------------------------------------------

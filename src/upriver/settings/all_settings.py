@@ -118,6 +118,10 @@ READ: Final = (
     _S("longPoll", _K.DURATION, "250ms",
        "how long planning waits for changes before an empty batch; a bare number is milliseconds",
        most=60, unit="ms", use=Use.STREAM),
+    _S("readAhead", _K.NUMBER, "1000",
+       "changes that planning keeps at hand on streams that stay open, so that smaller batches open"
+       " none; 0 for no such streams",
+       least=0, most=100_000, use=Use.STREAM),
 )
 
 #: The columns of a DataFrame that is written, by their role.

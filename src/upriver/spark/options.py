@@ -78,6 +78,8 @@ class ReadOptions:
     request_timeout: float
     retry_timeout: float
     long_poll: float
+    #: Changes that the driver of a query reads ahead at most; 0 if it does not.
+    read_ahead: int
     #: Whether filters of a batch restrict what is read.
     push_filters: bool
     #: The names of the options that the user gave.
@@ -105,7 +107,7 @@ class ReadOptions:
             given=given.names,
             **given.fields("scope", "vbuckets", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
             **given.fields("minPartitions", "numPartitions", "failOnDataLoss", "compression"),
-            **given.fields("longPoll", "pushFilters", *_TIMEOUTS),
+            **given.fields("longPoll", "readAhead", "pushFilters", *_TIMEOUTS),
         )
 
     def for_batch(self) -> Self:

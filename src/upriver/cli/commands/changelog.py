@@ -17,7 +17,7 @@ from ..setting_options import (
     source_settings,
     spark_options,
 )
-from ..spark_process import spark_session
+from ..spark_process import spark_when_needed
 from ..wait_messages import waiting_for
 
 __all__ = ["changelog"]
@@ -48,7 +48,7 @@ def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
     from ...spark.tables.pipelines import changelog as start
 
     given = settings_given(options)
-    with spark_session("upriver changelog", options) as spark:
+    with spark_when_needed("upriver changelog", options) as spark:
         with waiting_for(f"{source} to answer, and for Spark to begin"):
             pipeline = start(spark, source=source, table=table, **given)
         watch(pipeline, as_json=as_json)

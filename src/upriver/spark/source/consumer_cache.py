@@ -1,11 +1,11 @@
-"""Caches a connected consumer in a Spark worker, so that a small task need not connect.
+"""Caches a connected consumer in a process that runs tasks, so that a small one need not connect.
 
-Spark's workers outlive their tasks, and the next micro-batch reads other ranges from the same
-nodes. One consumer is cached, because a worker runs one task at a time; a task with another source,
-other credentials or other settings gets a new one. Only a consumer whose last read ended without an
-error is cached, and not for long. Its knowledge is not reused: for every range the nodes are asked
-again for the vbuckets, their branches and the names of collections. A forked process starts with an
-empty cache: sockets and threads belong to its parent.
+Spark's workers outlive their tasks, as does the process of a pipeline, and the next micro-batch
+reads other ranges from the same nodes. One consumer is cached, because a worker runs one task at a
+time; a task with another source, other credentials or other settings gets a new one. Only a
+consumer whose last read ended without an error is cached, and not for long. Its knowledge is not
+reused: for every range the nodes are asked again for the vbuckets, their branches and the names of
+collections. A forked process starts with an empty cache: sockets and threads belong to its parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...consumer.transport.connection_string import Source
 from ...errors import UpriverError
 from ...session.stream_position import Position
 
-__all__ = ["CacheKey", "consumer_for", "keep"]
+__all__ = ["CacheKey", "close_cached", "consumer_for", "keep"]
 
 #: Seconds for which a consumer is cached: a query with a longer trigger interval can afford to
 #: connect, and Spark ends workers that are idle for a minute.
@@ -80,6 +80,16 @@ def keep(key: CacheKey, consumer: Consumer) -> None:
         before.end.cancel()
         before.consumer.close()
     timer.start()
+
+
+def close_cached() -> None:
+    """Closes the cached consumer: no more tasks are expected in this process."""
+    global _cached
+    with _lock:
+        found, _cached = _cached, None
+    if found is not None:
+        found.end.cancel()
+        found.consumer.close()
 
 
 def _take(key: CacheKey) -> Consumer | None:

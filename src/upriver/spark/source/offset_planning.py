@@ -41,7 +41,7 @@ branch lives; and that `ObservedVBucket` are no older than what the tasks of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -282,3 +282,26 @@ def _would_be_refused(at: VBucketProgress, facts: ObservedVBucket) -> bool:
 
 def _kept(log: FailoverLog) -> FailoverLog:
     return FailoverLog(log.entries[:MAX_BRANCHES])
+
+
+def with_rereads(
+    previous: Offset,
+    planned: Offset,
+    facts: Mapping[int, ObservedVBucket],
+    can_restore: Callable[[int, int], bool],
+) -> Offset:
+    """The same plan, but for vbuckets that go back to where they cannot be restored."""
+    changed = {
+        vb: VBucketProgress(
+            seqno=facts[vb].high_seqno,
+            branch=step.branch,
+            log=step.log,
+            purge_seqno=facts[vb].purge_seqno or 0,
+            rolled_back=True,
+        )
+        for vb, step in planned.progress.items()
+        if step.rolled_back
+        and step != previous.at(vb)
+        and not (step.start and can_restore(vb, step.start))
+    }
+    return Offset(planned.source, {**planned.progress, **changed}) if changed else planned

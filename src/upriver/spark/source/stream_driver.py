@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from ...consumer.checkpoints.position_check import probe_and_wait
-from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
 from ...consumer.topology.cluster_map import ClusterMap
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.questions import VBucketSeqnos
@@ -22,7 +21,6 @@ from ...consumer.transport.connection_string import Address
 from ...errors import (
     AuthenticationFailed,
     BucketNotFound,
-    ConfigError,
     ConnectionFailed,
     UpriverError,
 )
@@ -30,8 +28,19 @@ from ...model import FailoverLog
 from ...session.stream_position import Position
 from ..options import ReadOptions
 from .admission import Limits
-from .offset_planning import ObservedVBucket, from_beginning, from_latest, from_positions, plan
+from .offset_planning import (
+    ObservedVBucket,
+    from_beginning,
+    from_latest,
+    from_positions,
+    plan,
+    with_rereads,
+)
 from .offsets import Offset, SourceIdentity, VBucketProgress
+from .read_ahead import ArrivedChanges, ReadAhead
+from .row_size import RowSize
+from .task_reader import reading_settings
+from .task_steps import SMALL_BATCH
 
 __all__ = ["Driver"]
 
@@ -53,22 +62,30 @@ _SWEEP: Final = 5.0
 _MOST_LOOKS: Final = 20
 #: Seconds after which a vbucket that cannot be planned is worth a warning.
 _UNKNOWN_SECONDS: Final = 10.0
-#: How many changes are read to learn their size, and for how many seconds that is believed.
-_SAMPLE_ROWS: Final = 256
-_SAMPLE_SECONDS: Final = 60.0
-#: What a change is taken for that nobody could read: a key, some metadata and a small document.
-_USUAL_ROW: Final = 512.0
 
 
 class Driver:
     """Plans batches of one source.
 
     ``patience`` is for how many seconds a look waits for vbuckets that no node serves, while there
-    are others; by default as long as for a node.
+    are others; by default as long as for a node. If it ``reads_ahead``, small batches have their
+    changes with them (`arrived`).
     """
 
-    def __init__(self, options: ReadOptions, *, patience: float = float("inf")) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        *,
+        patience: float = float("inf"),
+        reads_ahead: bool = False,
+    ) -> None:
         self._options = options
+        self._ahead: ReadAhead | None = None
+        if reads_ahead and options.read_ahead and (options.min_partitions or 1) == 1:
+            settings = reading_settings(options, rollback=RollbackPolicy.STOP)
+            self._ahead = ReadAhead(options, settings, options.read_ahead)
+        #: The offset that was planned last, with the changes that lead there.
+        self._arrived: tuple[Offset, ArrivedChanges] | None = None
         self._survey = Survey(
             options.source,
             options.access,
@@ -88,13 +105,14 @@ class Driver:
         #: When a plan had something new the last time.
         self._moved_at = time.monotonic()
         self._looked_at = 0.0
-        self._row_size = _USUAL_ROW
-        self._sampled_at = -_SAMPLE_SECONDS
+        self._row_size = RowSize()
         #: How far the bucket was at the last look.
         self.highs: dict[int, int] = {}
 
     def close(self) -> None:
         self._survey.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def identity(self) -> SourceIdentity:
         """Which history of changes this is."""
@@ -134,6 +152,9 @@ class Driver:
         self._options = options
         self._survey.choose(options.collections, options.scope)
         self._proved.clear()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def collections(self) -> Collections:
         """The names of scopes and collections, asked of a node now."""
@@ -190,23 +211,46 @@ class Driver:
         """
         deadline = time.monotonic() + patience
         while True:
-            self._rest(deadline)
-            facts = self._facts(previous)
+            ahead = self._ahead if limits.target is None else None
+            facts_ahead = self._facts_ahead(previous, deadline) if ahead is not None else None
+            if facts_ahead is None:
+                self._rest(deadline)
+            facts = self._facts(previous) if facts_ahead is None else facts_ahead
             if facts:
                 if limits.bytes is not None:
-                    self._learn_row_size(previous, facts)
-                    limits = Limits(limits.rows, limits.bytes, self._row_size, limits.target)
+                    waiting = {v: f.high_seqno - previous.at(v).seqno for v, f in facts.items()}
+                    size = self._row_size.learn(self._options, self._settings, waiting)
+                    limits = Limits(limits.rows, limits.bytes, size, limits.target)
                 planned = plan(previous, facts, limits)
                 if can_restore is not None:
-                    planned = _read_anew(previous, planned, facts, can_restore)
+                    planned = with_rereads(previous, planned, facts, can_restore)
                 self._proved |= {vb for vb, fact in facts.items() if not fact.refused}
                 if planned is not previous:
                     self._moved_at = time.monotonic()
                     self._refuse_losses(previous, planned, facts)
+                    if facts_ahead is not None and self._take_arrived(previous, planned):
+                        return planned
+                    self._arrived = None
+                    if ahead is not None:
+                        ahead.not_read_ahead()
                     self._proved -= {vb for vb in facts if _reads(planned.at(vb), previous.at(vb))}
                     return planned
             if time.monotonic() >= deadline:
                 return previous
+
+    def _take_arrived(self, previous: Offset, planned: Offset) -> bool:
+        """Whether the changes of a plan have arrived, and are kept for its task."""
+        assert self._ahead is not None
+        changes = self._ahead.planned(previous, planned)
+        if changes is not None:
+            self._arrived = planned, changes
+        return changes is not None
+
+    def arrived(self, planned: Offset) -> ArrivedChanges | None:
+        """The changes of the batch that was planned last, if they were read ahead."""
+        if self._arrived is not None and self._arrived[0] is planned:
+            return self._arrived[1]
+        return None
 
     def _rest(self, deadline: float) -> None:
         """Waits until the next look is due: the longer nothing has happened, the later it is."""
@@ -251,6 +295,8 @@ class Driver:
     def _facts(self, previous: Offset) -> dict[int, ObservedVBucket]:
         """What is known of those vbuckets that may have something new."""
         self.highs = self._patiently(self._survey.high_seqnos)
+        if self._ahead is not None:
+            self._ahead.sampled(self.highs)
         vbuckets = self._wanted(self.highs)
         due = self._due(vbuckets)
         may_be_new = [
@@ -269,6 +315,47 @@ class Driver:
         ]
         self._warn_of(unserved + [vb for vb in others if vb not in facts and self.highs[vb]])
         return facts
+
+    def _facts_ahead(self, previous: Offset, deadline: float) -> dict[int, ObservedVBucket] | None:
+        """What streams that are open have brought; None if the nodes must be asked."""
+        assert self._ahead is not None
+        ahead, next_look = self._ahead, self._looked_at + _SWEEP
+        if not ahead.is_open:
+            if self._seems_small(previous):
+                vbuckets = self._wanted(range(previous.source.vbuckets))
+                ahead.open(previous, vbuckets, self.highs, self._failover_logs)
+            return None
+        is_due = time.monotonic() >= next_look
+        if is_due:
+            ahead.require_arrived()
+        if is_due or ahead.wants_sample:
+            self.highs = self._patiently(self._survey.high_seqnos)
+            ahead.sampled(self.highs)
+            self._looked_at = time.monotonic()
+        facts = ahead.facts(previous, min(deadline, next_look) - time.monotonic())
+        if facts is None:
+            return None
+        unproved = [vb for vb in facts if len(previous.at(vb).log) and vb not in self._proved]
+        if unproved:
+            sights = self._patiently(lambda: self._survey.look(unproved))
+            looked = self._facts_of(previous, sights)
+            if any(
+                vb not in looked
+                or looked[vb].refused
+                or looked[vb].failover_log.newest.vbuuid != previous.at(vb).vbuuid
+                for vb in unproved
+            ):
+                return None
+        self.highs.update({vb: fact.high_seqno for vb, fact in facts.items()})
+        return facts
+
+    def _failover_logs(self, vbuckets: list[int]) -> Mapping[int, FailoverLog]:
+        return self._patiently(lambda: self._survey.failover_logs(vbuckets))
+
+    def _seems_small(self, previous: Offset) -> bool:
+        """Whether what there was to read at the last look can be read ahead."""
+        waiting = self.standing(previous)["behind"] if self.highs else SMALL_BATCH
+        return waiting <= self._options.read_ahead
 
     def _warn_of(self, unknown: list[int]) -> None:
         """Says so, once, if vbuckets with changes cannot be read for a while."""
@@ -396,58 +483,6 @@ class Driver:
                     f"DCP-DATA-LOSS vb={vbucket} from={previous.at(vbucket).seqno}: what follows "
                     f"{why}; with failOnDataLoss=false the vbucket would be read again from 0"
                 )
-
-    # ---- sizes ---------------------------------------------------------------------------
-
-    def _learn_row_size(self, previous: Offset, facts: dict[int, ObservedVBucket]) -> None:
-        """Reads a few changes that wait, because only bytes say how large changes are."""
-        if time.monotonic() - self._sampled_at < _SAMPLE_SECONDS:
-            return
-        waiting = {vb: fact.high_seqno - previous.at(vb).seqno for vb, fact in facts.items()}
-        vbucket = max(waiting, key=lambda vb: waiting[vb], default=None)
-        if vbucket is None or waiting[vbucket] <= 0:
-            return
-        self._sampled_at = time.monotonic()
-        settings = self._settings(
-            vbuckets=frozenset({vbucket}), end="now", values=self._options.rows.values
-        )
-        rows = size = 0
-        try:
-            with Consumer(
-                self._options.source, access=self._options.access, settings=settings
-            ) as consumer:
-                for batch in consumer.batches():
-                    rows += batch.num_rows
-                    size += batch.nbytes
-                    if rows >= _SAMPLE_ROWS:
-                        break
-        except (ConnectionFailed, ConfigError) as problem:
-            _log.warning("the size of changes is not known: %s", problem)
-        if rows:
-            self._row_size = size / rows
-
-
-def _read_anew(
-    previous: Offset,
-    planned: Offset,
-    facts: Mapping[int, ObservedVBucket],
-    can_restore: Callable[[int, int], bool],
-) -> Offset:
-    """The same plan, but for vbuckets that go back to where they cannot be restored."""
-    changed = {
-        vb: VBucketProgress(
-            seqno=facts[vb].high_seqno,
-            branch=step.branch,
-            log=step.log,
-            purge_seqno=facts[vb].purge_seqno or 0,
-            rolled_back=True,
-        )
-        for vb, step in planned.progress.items()
-        if step.rolled_back
-        and step != previous.at(vb)
-        and not (step.start and can_restore(vb, step.start))
-    }
-    return Offset(planned.source, {**planned.progress, **changed}) if changed else planned
 
 
 def _reads(step: VBucketProgress, before: VBucketProgress) -> bool:

@@ -21,6 +21,7 @@ from ..options import ReadOptions
 from ..runtime.spark_versions import has_admission_control
 from .admission import Limits
 from .offsets import Offset
+from .read_ahead import ArrivedChanges
 from .stream_driver import Driver
 from .task_reader import read_steps
 from .task_steps import ReadStep, partition, steps_between
@@ -39,12 +40,18 @@ def _nowhere(vbucket: int, seqno: int) -> bool:
 
 
 class StepsPartition(InputPartition):
-    """The work of one task, and the nodes that the cluster has by now."""
+    """The work of one task, the nodes that the cluster has by now, and changes read already."""
 
-    def __init__(self, steps: Sequence[ReadStep], nodes: Sequence[Address] = ()) -> None:
+    def __init__(
+        self,
+        steps: Sequence[ReadStep],
+        nodes: Sequence[Address] = (),
+        arrived: ArrivedChanges | None = None,
+    ) -> None:
         super().__init__(None)
         self.steps = tuple(steps)
         self.nodes = tuple(nodes)
+        self.arrived = arrived
 
     def options(self, planned: ReadOptions) -> ReadOptions:
         """The options of the read for this task: it finds the cluster if its named host died."""
@@ -79,7 +86,7 @@ class DcpStreamReader(DataSourceStreamReader):
     @property
     def _at_work(self) -> Driver:
         if self._driver is None:
-            self._driver = Driver(self._options, patience=_PATIENCE)
+            self._driver = Driver(self._options, patience=_PATIENCE, reads_ahead=True)
         return self._driver
 
     # ---- planning ------------------------------------------------------------------------
@@ -136,6 +143,9 @@ class DcpStreamReader(DataSourceStreamReader):
                 if not step.rolls_back
                 or branches.get(step.vbucket, step.offset.vbuuid) == step.offset.vbuuid
             )
+        arrived = driver.arrived(last)
+        if arrived is not None:
+            return [StepsPartition(steps, (), arrived)]
         groups = groups_for(self._options, driver.nodes(), steps)
         return [StepsPartition(group, driver.addresses) for group in groups]
 
@@ -155,7 +165,8 @@ class DcpStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StepsPartition)
-        return read_steps(partition.options(self._options), partition.steps)
+        options = partition.options(self._options)
+        return read_steps(options, partition.steps, arrived=partition.arrived)
 
 
 def stream_reader(options: ReadOptions) -> DcpStreamReader:

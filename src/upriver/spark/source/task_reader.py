@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +28,18 @@ from ...session.consumer_events import RolledBack, Rows, StreamOpened, SystemHap
 from ...session.stream_position import Position
 from ...wire import messages as m
 from ..options import ReadOptions
-from .collection_events import CollectionLog
+from .collection_events import CollectionLog, Name
 from .consumer_cache import CacheKey, consumer_for, keep
 from .live_collections import LiveCollections
-from .pushdown_filters import PushedFilters
+from .read_ahead import ArrivedChanges
 from .restate import Restatement
 from .row_schema import RowBuilder
 from .task_steps import ReadStep, StepVerdict, judge
 
-__all__ = ["read_steps", "read_whole_snapshots"]
+if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
+    from .pushdown_filters import PushedFilters
+
+__all__ = ["read_steps", "read_whole_snapshots", "reading_settings"]
 
 _VBUCKETS: Final = 1 << 16
 #: Seconds between two attempts to find a node that knows a branch.
@@ -45,7 +48,7 @@ _PAUSE: Final = 0.2
 _MAP_SECONDS: Final = 3.0
 
 
-def _settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
+def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
     """The settings of a consumer that reads for Spark."""
     return ConsumerSettings(
         collections=options.collections,
@@ -68,15 +71,20 @@ def read_steps(
     steps: Sequence[ReadStep],
     skipped: set[int] | None = None,
     log: CollectionLog | None = None,
+    arrived: ArrivedChanges | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some steps of a batch.
 
     Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
-    ``log`` records what happened to collections.
+    ``log`` records what happened to collections. Changes that have ``arrived`` are not read again.
     """
     log = log if log is not None else CollectionLog()
-    names = _CollectionNames(log)
+    names = _CollectionNames(log, arrived.names if arrived is not None else {})
     builder = _builder(options, steps, names)
+    if arrived is not None:
+        for batch in arrived.batches():
+            yield from builder.changes(batch)
+        return
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
     restatement = None
     if rollbacks and options.restate_on_rollback:
@@ -168,7 +176,7 @@ def read_whole_snapshots(
     if missing := sorted(positions.keys() - highs.keys()):
         raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
     until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
-    settings = _settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
+    settings = reading_settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
     live = LiveCollections(lambda: _manifest(options))
     with Consumer(options.source, access=options.access, settings=settings) as consumer:
         names.consumer = consumer
@@ -193,13 +201,14 @@ def _position(step: ReadStep) -> Position:
 class _CollectionNames:
     """What collections are called, as the consumer of the moment knows them."""
 
-    def __init__(self, log: CollectionLog) -> None:
+    def __init__(self, log: CollectionLog, names: Mapping[int, Name] | None = None) -> None:
         self.consumer: Consumer | None = None
         self._log = log
+        self._names = {**log.known, **(names or {})}
 
     def __call__(self, number: int) -> tuple[str | None, str]:
         """LookupError if neither the server nor the reader has heard of it."""
-        found = self._log.known.get(number)
+        found = self._names.get(number)
         if self.consumer is not None:
             with suppress(RemoteProtocolError):  # it was dropped before the consumer came
                 found = self.consumer.collections.names(number)
@@ -224,7 +233,7 @@ class _Attempt:
         whole: frozenset[int],
     ) -> None:
         self._cache_key = CacheKey(
-            options.source, options.access, _settings(options, rollback=RollbackPolicy.STOP)
+            options.source, options.access, reading_settings(options, rollback=RollbackPolicy.STOP)
         )
         self._anew = anew
         self._steps = steps

@@ -23,7 +23,7 @@ from ...errors import ConfigError, UpriverError
 from ..source.admission import Limits
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
-from ..source.task_steps import ReadStep, steps_between
+from ..source.task_steps import SMALL_BATCH, ReadStep, steps_between
 from .chosen_collections import (
     ChosenCollections,
     CollectionChange,
@@ -31,7 +31,7 @@ from .chosen_collections import (
     read_anew,
     steps_of,
 )
-from .executors import Executors
+from .executors import Executors, ThisProcess
 from .format.open_table import Conflict
 from .format.storage import StorageFailed
 from .lag import Lag, LagMeter
@@ -57,8 +57,6 @@ _PAUSE: Final = 1.0
 _MOST_REPLANS: Final = 8
 #: What the errors of a task look like in the text that Spark makes of them.
 _OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
-#: Changes of a batch that one task reads sooner than several could be started.
-_SMALL_BATCH: Final = 5_000
 #: Changes of the first batch of a table whose columns follow documents.
 _SAMPLE: Final = 10_000
 
@@ -129,6 +127,8 @@ class BatchLoop:
         changed: Mapping[str, str] | None = None,
     ) -> None:
         self._executors = executors
+        #: Does what is small: a job of Spark takes longer than the changes do.
+        self._here = ThisProcess()
         self._settings = settings
         self._tables = tables
         self._shape = shape
@@ -241,7 +241,8 @@ class BatchLoop:
                 steps = steps_of(change, before, self._driver, self._chosen)
             else:
                 steps = steps_between(before, end)
-            outcomes = self._executors.run(self._tasks(steps, end, change, shape, anew=anew))
+            executors = self._here if self._is_small(steps) else self._executors
+            outcomes = executors.run(self._tasks(steps, end, change, shape, anew=anew))
             grown = shape.grown(one.seen for one in outcomes)
             if grown is None:
                 break
@@ -359,10 +360,18 @@ class BatchLoop:
     def _parallelism(self, steps: Sequence[ReadStep]) -> int:
         options = self._settings.read
         least = options.min_partitions or 1
-        if sum(step.size for step in steps) < _SMALL_BATCH:
+        if sum(step.size for step in steps) < SMALL_BATCH:
             return least
         most = options.num_partitions or self._executors.parallelism
         return max(most, least)
+
+    def _is_small(self, steps: Sequence[ReadStep]) -> bool:
+        """Whether a batch is one task with few changes, and with nothing to restore."""
+        return (
+            sum(step.size for step in steps) < SMALL_BATCH
+            and (self._settings.read.min_partitions or 1) == 1
+            and not any(step.rolls_back for step in steps)
+        )
 
     # ---- besides -------------------------------------------------------------------------
 

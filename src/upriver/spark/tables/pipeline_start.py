@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 from ... import _entropy
 from ...errors import ConfigError
 from ..session import use_this_interpreter
+from ..source.consumer_cache import close_cached
 from ..source.stream_driver import Driver
+from ..source.task_steps import SMALL_BATCH
 from .chosen_collections import ChosenCollections
 from .executors import executors_of
 from .format.open_table import OpenTable
@@ -40,7 +42,9 @@ from .table_set import LEDGER, TableSet
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["start_pipeline"]
+__all__ = ["StartSpark", "start_pipeline"]
+
+StartSpark = Callable[[], "SparkSession"]
 
 #: Readers of old versions need their files and their part of the log: Upriver alone decides.
 _LEFT_TO_US: Final = {
@@ -51,7 +55,7 @@ _LEFT_TO_US: Final = {
 
 
 def start_pipeline(
-    spark: SparkSession | None,
+    spark: SparkSession | StartSpark | None,
     settings: PipelineSettings,
     place: TablePlace,
     *,
@@ -59,11 +63,9 @@ def start_pipeline(
 ) -> Pipeline:
     """Checks that table and source belong together, and starts.
 
-    Without Spark all is done in this process, which is enough for what is small.
+    Without Spark all is done in this process, which is enough for what is small. A function that
+    starts Spark is called only if there is more to do than that.
     """
-    if spark is not None:
-        use_this_interpreter(spark)
-    executors = executors_of(spark)
     held = held_properties(place)
     with ExitStack() as stack:
         place.prepare()
@@ -96,10 +98,25 @@ def start_pipeline(
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
         pipeline = Pipeline(book, meter)
+        if callable(spark):
+            is_small = total is not None and total < SMALL_BATCH and not changed
+            spark = None if is_small else spark()
+        if spark is not None:
+            use_this_interpreter(spark)
+        stack.callback(close_cached)  # of the small batches of this process
         planning = Driver(settings.read, patience=1.0)
         stack.callback(planning.close)
         loop = BatchLoop(
-            executors, settings, tables, shape, planning, lease, book, meter, chosen, changed
+            executors_of(spark),
+            settings,
+            tables,
+            shape,
+            planning,
+            lease,
+            book,
+            meter,
+            chosen,
+            changed,
         )
         pipeline.run(loop, stack)
         return pipeline

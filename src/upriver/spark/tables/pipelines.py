@@ -11,7 +11,7 @@ from .settings import PipelineSettings
 
 with extra("spark"):
     from .pipeline import Pipeline
-    from .pipeline_start import place_of, start_pipeline
+    from .pipeline_start import StartSpark, place_of, start_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +20,7 @@ __all__ = ["changelog", "history", "mirror"]
 
 
 def changelog(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     *,
     source: str,
     table: str | os.PathLike[str],
@@ -28,6 +28,8 @@ def changelog(
 ) -> Pipeline:
     """Starts to append every change of a bucket to a table, each exactly once.
 
+    ``spark`` is a session, or a function that starts one: with ``once`` it is called only if there
+    are more changes than this process appends itself.
     ``options`` are those of the format ``dcp`` and of change logs, as Spark or as Python spells
     them: ``maxOffsetsPerTrigger=1000`` or ``max_offsets_per_trigger=1000``.
     """
@@ -51,7 +53,7 @@ def history(
 
 
 def mirror(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     *,
     source: str,
     table: str | os.PathLike[str],
@@ -59,7 +61,7 @@ def mirror(
 ) -> Pipeline:
     """Starts to keep a table equal to the documents of a bucket, through restarts and failovers.
 
-    ``options`` are those of the format ``dcp`` and of mirrors, as for `changelog`.
+    ``spark`` and ``options`` are as for `changelog`; options of mirrors are taken too.
     """
     settings = PipelineSettings.parse("mirror", source, options)
     return start_pipeline(spark, settings, place_of(table, settings))
