@@ -53,19 +53,13 @@ def fold(changes: DataFrame) -> DataFrame:
         & (f.col("branch") < f.col("_since"))
         & (f.col("seqno") > f.col("_above"))
     )
-    others = [name for name in changes.columns if name not in _DOCUMENT]
     newest = (
         changes.where(~f.col("op").isin(ROLLBACK, RESTATED))
         # few enough for a broadcast join, so that nothing is shuffled
         .join(f.broadcast(rollbacks), dead, "left_anti")
         .groupBy(*_DOCUMENT)
-        .agg(f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest"))
+        # expressions only: a declarative pipeline may not ask a frame for its columns
+        .agg(f.max_by(f.struct("*"), f.struct("branch", "seqno")).alias("newest"))
         .where(f.col("newest.op").isin(Op.MUTATION.value, RESTATE))
     )
-    return newest.select(
-        *(
-            f.col(name) if name in _DOCUMENT else f.col("newest")[name].alias(name)
-            for name in changes.columns
-            if name != "op"
-        )
-    )
+    return newest.select(f.col("newest").dropFields("op").alias("newest")).select("newest.*")
