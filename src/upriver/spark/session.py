@@ -21,8 +21,8 @@ from .._extras import extra
 from .runtime.find_java import ensure_java_home
 from .runtime.internals import (
     find_archives,
+    hide_replacements,
     local_checkpoint_manager,
-    quietly_replacing,
     worker_python,
 )
 from .runtime.spark_versions import require_supported
@@ -90,14 +90,14 @@ def register(spark: SparkSession) -> None:
     use_this_interpreter(spark)
     if not is_remote(spark):
         find_archives(spark.sparkContext)
-    with quietly_replacing(spark):
-        for source in (DcpDataSource, TableSource):
-            try:
-                spark.dataSource.register(source)
-            except AnalysisException as problem:
-                # Spark 4.0 keeps what it has found by itself, which is the same source
-                if problem.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                    raise
+    hide_replacements(spark)
+    for source in (DcpDataSource, TableSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as problem:
+            # Spark 4.0 keeps what it has found by itself, which is the same source
+            if problem.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def is_remote(spark: SparkSession) -> bool:

@@ -2,7 +2,7 @@
 
     the name of a class        `local_checkpoint_manager`: quicker checkpoints on a local disk
     the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
-    the name of a logger       `quietly_replacing`: the log of what replaces a source
+    a logger and its words     `hide_replacements`: the log of what replaces a source
     how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
     where a job's archives are `find_archives`: not where Spark looks for them to plan a stream
     how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
@@ -23,8 +23,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,14 +39,17 @@ if TYPE_CHECKING:
 __all__ = [
     "PUSHDOWN_WORKER",
     "find_archives",
+    "hide_replacements",
     "local_checkpoint_manager",
     "may_push_filters",
-    "quietly_replacing",
     "transform_with_state",
     "worker_python",
 ]
 
 _SOURCES_LOGGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+_REPLACED: Final = r"The data source .* replaced a (previously|statically) registered data source\."
+#: A property of a Java process whose log is filtered.
+_HIDDEN: Final = "upriver.hidesReplacements"
 
 #: Spark imports this module in the worker where filters may be pushed down; it refuses a reader
 #: that accepts filters elsewhere.
@@ -79,23 +80,24 @@ def may_push_filters(option: str) -> bool:
     return PUSHDOWN_WORKER in sys.modules
 
 
-@contextmanager
-def quietly_replacing(spark: SparkSession) -> Iterator[None]:
-    """Registering a source in this block logs nothing: Spark has found it by itself before.
+def hide_replacements(spark: SparkSession) -> None:
+    """Spark does not log any more that a source replaced one of the same name.
 
-    Spark Connect has no access to the log, and needs none.
+    It has found ours by itself before they are registered, and registers all sources once more for
+    each streaming query, whose session is a copy. Spark Connect has no access to the log.
     """
     jvm = getattr(getattr(spark, "_sc", None), "_jvm", None)
-    if jvm is None:
-        yield
+    if jvm is None or jvm.System.getProperty(_HIDDEN):
         return
+    jvm.System.setProperty(_HIDDEN, "true")  # once in each Java process
     log4j = jvm.org.apache.logging.log4j
-    before = log4j.LogManager.getLogger(_SOURCES_LOGGER).getLevel()
-    log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, log4j.Level.ERROR)
-    try:
-        yield
-    finally:
-        log4j.core.config.Configurator.setLevel(_SOURCES_LOGGER, before)
+    result = log4j.core.Filter.Result
+    hidden = log4j.core.filter.RegexFilter.createFilter(
+        _REPLACED, None, False, result.DENY, result.NEUTRAL
+    )
+    log4j.LogManager.getContext(False).getConfiguration().getLoggerConfig(
+        _SOURCES_LOGGER
+    ).addFilter(hidden)
 
 
 def find_archives(context: SparkContext) -> None:
