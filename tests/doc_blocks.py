@@ -99,6 +99,9 @@ class Reader:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(directory),
             "COLUMNS": "100",
+            # dlt keeps the pipelines of root elsewhere, and reports its use over the network
+            "DLT_DATA_DIR": str(directory / ".dlt-data"),
+            "RUNTIME__DLTHUB_TELEMETRY": "false",
         }
         self._staying: list[subprocess.Popen[str]] = []
         self._clusters: set[str] = set()

@@ -74,6 +74,7 @@ _LANE_OF = {
     "store/test_store_killed.py": "process",
     "test_architecture.py": "process",
     "test_attack_tool.py": "process",
+    "test_dlt_source.py": "process",
     "test_docs.py": "spark",
     "test_exported_members.py": "process",
     "test_find_java.py": "process",

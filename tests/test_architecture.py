@@ -30,6 +30,7 @@ DIRECT: dict[str, set[str]] = {
     "cluster": {"producer", "consumer", "logs"},
     "settings": {"consumer"},
     "spark": {"settings", "telemetry", "_extras", "_lazy"},
+    "dlt": {"spark", "_extras"},
     "dashboard": {"model", "_extras"},
     "testing": {"cluster", "producer", "consumer", "spark", "_lazy"},
     "cli": {"logs", "dashboard", "spark", "cluster", "producer", "consumer", "testing"},

@@ -66,6 +66,7 @@ PUBLIC = {
         "session",
         "verify",
     },
+    "upriver.dlt": {"dcp_source"},
     "upriver.telemetry": {"batch_done", "batch_failed", "disable", "enable", "enable_export"},
     "upriver.testing": {
         "ChaosCounts",

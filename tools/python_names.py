@@ -34,6 +34,7 @@ MODULES: Final = (
     "upriver",
     "upriver.consumer",
     "upriver.spark",
+    "upriver.dlt",
     "upriver.testing",
     "upriver.testing.world",
     "upriver.telemetry",

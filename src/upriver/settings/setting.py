@@ -7,6 +7,7 @@ same form. Every error names its setting. This module is independent of what the
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, Final
 from ..errors import ConfigError
 from .vbucket_list import parse_vbuckets
 
-__all__ = ["Given", "Setting", "Use", "ValueKind", "snake"]
+__all__ = ["Given", "Setting", "Use", "ValueKind", "camel", "snake", "text_of"]
 
 #: Options that Spark itself adds (to a table created with this format) or that it handles itself
 #: (in a stream); they are ignored.
@@ -189,6 +190,18 @@ class Given:
 def snake(name: str) -> str:
     """A camel-case name in snake case."""
     return re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", name)
+
+
+def camel(name: str) -> str:
+    """A snake-case name in camel case."""
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+def text_of(value: object) -> str:
+    """A value of a program as a user would write it."""
+    if isinstance(value, Mapping):
+        return json.dumps({str(name): str(one) for name, one in value.items()})
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unknown(name: str, known: Mapping[str, Setting]) -> ConfigError:

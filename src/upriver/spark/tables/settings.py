@@ -7,13 +7,12 @@ it, and how rows look; a pipeline that wants anything else of it is refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from ...errors import ConfigError
-from ...settings.setting import Given
+from ...settings.setting import Given, camel, text_of
 from ..options import ReadOptions
 from ..source.offsets import SourceIdentity
 from .kinds import HISTORY_TABLE, KINDS, TableKind
@@ -95,10 +94,10 @@ class PipelineSettings:
         for name, value in options.items():
             if value is None:
                 continue
-            spelled = re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+            spelled = camel(name)
             if spelled in _GONE:
                 raise ConfigError(f"{spelled}: {_GONE[spelled]}; leave it out")
-            (mine if spelled.lower() in known else theirs)[spelled] = _text(value)
+            (mine if spelled.lower() in known else theirs)[spelled] = text_of(value)
         if "maxbytespertrigger" not in map(str.lower, theirs):
             theirs.setdefault("maxOffsetsPerTrigger", _BATCH)
         given = Given(table, mine)
@@ -155,12 +154,6 @@ def storage_options(text: str | None) -> dict[str, str]:
             'storageOptions: give a JSON object of texts, such as {"AWS_REGION": "eu-west-1"}'
         )
     return parsed
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps({str(name): str(one) for name, one in value.items()})
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def identity_properties(settings: PipelineSettings, source: SourceIdentity) -> dict[str, str]:
