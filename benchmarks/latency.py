@@ -174,12 +174,15 @@ def micro_batches(
         .load(),
         "a Python source, rows ready": spark.readStream.format("ready_rows").load(),
         # a plan that waits for changes would count its waiting as part of the batch
+        "dcp, readAhead=0": spark.readStream.format("dcp")
+        .options(longPoll="0", startingOffsets="latest", readAhead="0")
+        .load(source),
         "dcp": spark.readStream.format("dcp")
         .options(longPoll="0", startingOffsets="latest")
         .load(source),
     }
     for name, frame in frames.items():
-        is_ours = name == "dcp"
+        is_ours = name.startswith("dcp")
         place = str(scratch / name.replace(" ", "-"))
         query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
         until(partial(getattr, query, "recentProgress"))
