@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,9 +26,10 @@ from upriver.cli.setting_options import (
     spark_options,
     vbuckets_option,
 )
+from upriver.errors import ConfigError
 from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
-from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.settings import AskedColumns, PipelineSettings
 
 SOURCE = "couchbase://h/b"
 
@@ -92,6 +94,41 @@ def test_everything_that_flags_say_of_a_mirror_reaches_it() -> None:
     assert settings.read.max_offsets_per_trigger == 7
     assert settings.read.collections == ("a.b", "c.d")
     assert settings.read.long_poll == 0.1
+
+
+def test_flags_of_columns_are_for_all_collections_or_for_single_ones(tmp_path: Path) -> None:
+    ddl = tmp_path / "people.ddl"
+    ddl.write_text("who string,\n  age int\n")
+
+    def columns(*words: str, collection: str = "") -> AskedColumns:
+        given = said(
+            [spark_options, mirror_settings, config_option], "--table-per-collection", *words
+        )
+        return PipelineSettings.parse("mirror", SOURCE, given).columns_of(collection)
+
+    words = ["--schema", "infer", "--schema", f"a.people=@{ddl}", "--rename", "a.people=who=name"]
+    words += ["--key-pattern", "{kind}::{number}"]
+    assert columns(*words) == AskedColumns("infer", (), "{kind}::{number}")
+    assert columns(*words, collection="a.people") == AskedColumns(
+        "who string,\n  age int", (("who", "name"),), "{kind}::{number}"
+    )
+    # a column and a member that look like a collection
+    assert columns("--schema", "c int", "--rename", "c=d.e,f=g").rename == (
+        ("c", "d.e"),
+        ("f", "g"),
+    )
+    assert columns("--schema", "`a.b` int", "--rename", "a.b=c").rename == (("a.b", "c"),)
+    config = tmp_path / "mirror.toml"
+    config.write_text("[schema]\n'a.people' = 'age int'\n'*' = 'infer'\n")
+    with pytest.raises(ConfigError, match="no collection"):
+        columns("--schema", '{"x": "y"}')
+    assert columns("--config", str(config), collection="a.people").schema == "age int"
+    assert columns("--config", str(config)).schema == "infer"
+    for wrong in (["infer", "infer"], ["a.b=c int", "a.b=d int"], [f"@{tmp_path}/none"]):
+        flags = [word for text in wrong for word in ("--schema", text)]
+        ran = CliRunner().invoke(mirror, [SOURCE, "table", *flags])
+        assert ran.exit_code != 0
+        assert "twice" in ran.output or "cannot be read" in str(ran.exception)
 
 
 def test_what_flags_do_not_say_is_left_to_the_defaults() -> None:

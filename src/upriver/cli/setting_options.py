@@ -5,10 +5,12 @@ Secrets are never options: a password comes from the environment or from a passw
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +54,8 @@ _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SECRETS: Final = frozenset({"password", "storageoptions"})
 #: Limits above this are not shown in help.
 _NO_LIMIT: Final = 10**9
+#: A text that is for one collection, such as shop.orders=id int.
+_OF_COLLECTION: Final = re.compile(r"(\*|[\w%-]+\.[\w%-]+)=(.*)", re.ASCII | re.DOTALL)
 _METAVARS: Final = {ValueKind.LIST: "LIST", ValueKind.VBUCKETS: "LIST", ValueKind.DURATION: "TIME"}
 
 
@@ -61,6 +65,16 @@ _METAVARS: Final = {ValueKind.LIST: "LIST", ValueKind.VBUCKETS: "LIST", ValueKin
 def _flag(setting: Setting) -> Callable[[_Command], _Command]:
     """The click option of a setting; the command receives it by the setting's name."""
     default = f"  [default: {setting.default}]" if setting.default not in (None, "false") else ""
+    if setting.by_collection:
+        return click.option(
+            setting.flag,
+            setting.name,
+            multiple=True,
+            metavar="[SCOPE.COLLECTION=]TEXT|@FILE",
+            callback=_by_collection(setting),
+            help=f"{setting.help[:1].upper()}{setting.help[1:]}. Once for all collections, or with "
+            "--table-per-collection also for single ones; @FILE takes the text from a file.",
+        )
     return click.option(
         setting.flag,
         setting.name,
@@ -96,6 +110,42 @@ def _checked(setting: Setting) -> Callable[[click.Context, click.Parameter, Any]
     return check
 
 
+def _by_collection(
+    setting: Setting,
+) -> Callable[[click.Context, click.Parameter, Sequence[str]], str | None]:
+    """A callback that makes one text of several flags, some of which are of one collection."""
+
+    def together(
+        context: click.Context, parameter: click.Parameter, given: Sequence[str]
+    ) -> str | None:
+        found: dict[str, str] = {}
+        for text in given:
+            named = _OF_COLLECTION.fullmatch(text)
+            # column=member is a whole renaming, and no collection
+            if named and (setting.name != "rename" or "=" in named[2].partition(",")[0]):
+                name, text = named[1], named[2]
+            else:
+                name = "*"
+            if name in found:
+                what = "all collections" if name == "*" else name
+                raise click.BadParameter(f"it is given twice for {what}", context, parameter)
+            found[name] = _file_text(Path(text[1:])) if text.startswith("@") else text
+        return found["*"] if found.keys() == {"*"} else json.dumps(found) if found else None
+
+    return together
+
+
+def _file_text(file: Path) -> str:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(_MAX_CONFIG + 1)
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{file} cannot be read: {problem}") from None
+    if len(text) > _MAX_CONFIG:
+        raise ConfigError(f"{file} has more than {_MAX_CONFIG} characters")
+    return text.strip()
+
+
 def _flags_of(*settings: Setting) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         for setting in reversed([setting for setting in settings if setting.flag]):
@@ -116,6 +166,7 @@ def settings_given(options: dict[str, Any]) -> dict[str, Any]:
     return {**options.pop("pairs", {}), **given}
 
 
+_BY_COLLECTION: Final = frozenset(one.name for one in MIRROR if one.by_collection)
 _BATCH: Final = named("maxOffsetsPerTrigger")
 _TIMEOUT: Final = named("connectTimeout")
 #: The options for a bucket; --option takes all others.
@@ -256,6 +307,11 @@ def _configured(context: click.Context, parameter: click.Parameter, file: Path |
             if not isinstance(value, dict):
                 raise ConfigError(f"{file}: {name} must be a table of names and values")
             value = [f"{key}={_text(one)}" for key, one in value.items()]
+        elif target in _BY_COLLECTION:
+            several = value if isinstance(value, list) else [value]
+            if isinstance(value, dict):
+                several = [f"{key}={one}" for key, one in value.items()]
+            value = list(map(str, several))
         elif isinstance(value, list):
             value = ",".join(map(str, value))
         defaults[target] = value

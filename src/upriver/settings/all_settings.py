@@ -146,6 +146,12 @@ WRITE: Final = (
     *(_S(f"{role}Column", _K.TEXT, role, f"the column with {meaning}")
       for role, meaning in COLUMN_ROLES.items()),
     _S("checkCas", _K.FLAG, "false", "write only if the document still has the row's CAS"),
+    _S("onConflict", _K.CHOICE, "newest",
+       "which version of a document stays if rows have a CAS and a revision: the newest, or always "
+       "that of the row (source)", choices=("newest", "source")),
+    _S("createCollections", _K.FLAG, "false",
+       "create collections that rows name and the bucket has not, and pass over rows of "
+       "collections that are dropped while they are written"),
     _S("connections", _K.NUMBER, "1", "connections per task and node", least=1, most=16),
     _S("batchSize", _K.NUMBER, "1024", "writes in flight per connection",
        least=1, most=65_536),
@@ -181,14 +187,15 @@ MIRROR: Final = (
     _S("valueSchema", _K.TEXT, None,
        "parse values into columns: a schema such as 'name string, age int', or infer, which "
        "follows the documents; members that do not fit go to the column _rescued and to the dead "
-       "letters", flag="--schema"),
-    _S("rename", _K.LIST, None,
+       "letters", flag="--schema", by_collection=True),
+    _S("rename", _K.TEXT, None,
        "take columns of the schema from members of other names or inside of others, such as "
-       "who=name,city=address.city", flag="--rename"),
+       "who=name,city=address.city", flag="--rename", by_collection=True),
     _S("keyFormat", _K.CHOICE, "binary", "whether keys are bytes or text",
        choices=("binary", "string"), flag="--key-format"),
     _S("keyPattern", _K.TEXT, None,
-       "make columns of the parts of keys, such as {kind}::{number}", flag="--key-pattern"),
+       "make columns of the parts of keys, such as {kind}::{number}", flag="--key-pattern",
+       by_collection=True),
     _S("widenToText", _K.FLAG, "false",
        "with the schema infer, let a column whose documents disagree become text",
        flag="--widen-to-text"),

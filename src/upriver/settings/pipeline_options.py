@@ -63,10 +63,10 @@ class ChangelogOptions(PipelineOptions, total=False):
 class HistoryOptions(PipelineOptions, total=False):
     """Options of a history."""
 
-    value_schema: str
-    rename: str
+    value_schema: str | Mapping[str, str] | None
+    rename: str | Mapping[str, str]
     key_format: Literal["binary", "string"]
-    key_pattern: str
+    key_pattern: str | Mapping[str, str]
     table_per_collection: bool
     groups: int
     merge_on_read: Literal["true", "false"]

@@ -86,6 +86,8 @@ class Setting:
     use: Use = Use.ANY
     #: The flag on the command line; empty if there is none.
     flag: str = ""
+    #: Whether its value may be a JSON object with a text for each collection.
+    by_collection: bool = False
 
     def parse(self, text: str) -> Any:
         """The value of a text; ConfigError names the setting."""

@@ -111,6 +111,30 @@ def test_what_is_dropped_or_flushed_leaves_the_mirror_in_one_commit(
     assert (compared.verdict, compared.equal) == ("equal", 1)
 
 
+def test_a_table_that_deltalake_has_rewritten_still_loses_collections_and_goes_back(
+    producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table, bucket = tmp_path / "documents", producer.bucket
+    orders = bucket.create_collection(0, "orders")
+    put(producer, orders.id, 8)
+    caught_up(producer, table)
+    put(producer, 0, 8, b"kept")
+    caught_up(producer, table)
+    before = [bucket.vbucket_stats(vbucket).high_seqno for vbucket in range(VBUCKETS)]
+    DeltaTable(table).optimize.compact()  # its files have views instead of plain text
+    caught_up(producer, table)
+    put(producer, 0, 8, b"lost")
+    caught_up(producer, table)
+    for vbucket in range(VBUCKETS):
+        producer.fail_over(vbucket, before[vbucket])
+    caught_up(producer, table)
+    assert set(held(table).values()) == {b"{}", b"kept"}
+    DeltaTable(table).optimize.compact()
+    bucket.drop_collection(orders.id)
+    caught_up(producer, table)
+    assert counts(table) == {"_default": 8}
+
+
 def test_collections_of_a_mirror_are_followed_widened_and_narrowed(
     spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
 ) -> None:

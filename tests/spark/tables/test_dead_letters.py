@@ -49,11 +49,13 @@ def test_letters_are_listed_shown_and_replayed(tmp_path: Path) -> None:
         )
         options = {"value_schema": "age string", "allow_change": True}
         caught_up(producer, tmp_path / "people", **options)
+        listed = letters("list", table, "--json")
+        assert len(listed.stdout.splitlines()) == 2
         tried = json.loads(letters("replay", table, "--json").stdout)
-        # the letter of cid is there twice: the table was read anew
-        assert (tried["fitting"], tried["replaced"], tried["left"]) == (1, 0, 2)
+        # the table was read anew, with a second letter of cid, which counts as the first does
+        assert (tried["fitting"], tried["replaced"], tried["left"]) == (1, 0, 1)
         left = letters("list", table, "--json").stdout.splitlines()
-        assert {json.loads(line)["key"] for line in left} == {"cid"}
+        assert [json.loads(line)["key"] for line in left] == ["cid"]
         producer.write(b"cid", b'{"age": 1}', 2)
         caught_up(producer, tmp_path / "people", value_schema="age string")
         letters("replay", table)

@@ -16,10 +16,15 @@ from tablekit import becomes, rows_of
 from test_collection_changes import caught_up, started
 
 from upriver.errors import ConfigError, UpriverError
+from upriver.spark.tables.dead_letters import Replayed, replay
+from upriver.spark.tables.pipeline_start import place_of
+from upriver.spark.tables.repair import repair
 from upriver.spark.tables.rows.json_columns import JsonColumns
 from upriver.spark.tables.rows.json_types import merged, settled, type_of
 from upriver.spark.tables.rows.key_columns import KeyColumns
 from upriver.spark.tables.rows.row_shape import NO_COLUMNS, MirrorShape
+from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
 
@@ -68,13 +73,18 @@ def test_columns_follow_the_documents_without_a_restart(
         )
         assert DeltaTable(table).version() == version + 1
         # what disagrees, has a name of ours, one twice but for case, or one that Delta refuses
-        write(producer, "d", {"n": "many", "key": 1, "N": 2, "a b": 3, "fine": 4})
+        inside = {"B": False, "c": 2, "d e": 1}
+        odd = {"n": "many", "key": 1, "N": 2, "a b": 3, "fine": 4, "x.y": 5, "`": 6, "in": inside}
+        write(producer, "d", odd)
         becomes(pipeline, lambda: cells("d", "n", "fine"), [None, 4])
     finally:
         pipeline.stop()
     assert pipeline.status().lag == 0
     found = rows(table)
-    assert json.loads(found["d"]["_rescued"]) == {"n": "many", "key": 1, "N": 2, "a b": 3}
+    rescued = json.loads(found["d"]["_rescued"])
+    assert rescued.pop("in") == {"B": False, "d e": 1}
+    assert rescued == {"n": "many", "key": 1, "N": 2, "a b": 3}
+    assert (found["d"]["x.y"], found["d"]["`"]) == (5, 6)
     assert found["list"]["_corrupt_record"] == b"[1, 2]"
     types = {name: str(kind) for name, kind in _types(table).items()}
     assert (types["n"], types["fine"], types["unheard"]) == ("double", "int64", "string")
@@ -110,7 +120,8 @@ def test_a_schema_by_hand_is_extended_and_deleted_documents_come_back(
     wider = "name string, age string, city string"
     with pytest.raises(ConfigError, match="--allow-change"):
         caught_up(producer, table, value_schema=wider)
-    caught_up(producer, table, value_schema=wider, allow_change=True)
+    changed = caught_up(producer, table, value_schema=wider, allow_change=True).status()
+    assert (changed.rows, changed.rollbacks) == (3, 0)
     found = rows(table)
     assert (found["ann"]["age"], found["ann"]["city"]) == ("31", "Ulm")
     assert (found["bob"]["age"], found["bob"]["_rescued"]) == ("many", None)
@@ -125,6 +136,104 @@ def test_a_schema_by_hand_is_extended_and_deleted_documents_come_back(
     version = DeltaTable(table).version()
     caught_up(producer, table, value_schema=wider, keep_deleted=True)
     assert DeltaTable(table).version() == version
+
+
+@pytest.mark.usefixtures("spark")  # which parses schemas
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ("a int, A int", "a and A differ only by case"),
+        ("n array<struct<b: int, B: string>>", "b and B differ only by case"),
+        ("`x y` int", "no column of the name 'x y'"),
+        ("m map<string, struct<`k=v`: int>>", "no column of the name 'k=v'"),
+    ],
+)
+def test_a_schema_with_names_that_delta_does_not_take_is_refused(
+    producer: TemporaryProducer, tmp_path: Path, schema: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        caught_up(producer, tmp_path / "table", value_schema=schema)
+    assert not (tmp_path / "table" / "_delta_log").exists()
+
+
+def test_collections_have_schemas_of_their_own(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table, scope = tmp_path / "shop", producer.bucket.create_scope("shop").id
+    numbers = {
+        name: producer.bucket.create_collection(scope, name).id
+        for name in ("orders", "people", "notes")
+    }
+
+    def put(collection: str, key: str, document: Any) -> None:
+        value = document if isinstance(document, bytes) else json.dumps(document).encode()
+        producer.write(key.encode(), value, len(key) % VBUCKETS, numbers[collection])
+
+    options: dict[str, Any] = {
+        "table_per_collection": True,
+        "value_schema": {"shop.orders": "id int, sum double", "shop.people": "infer"},
+        "rename": {"shop.orders": "sum=total.net"},
+        "key_pattern": {"shop.orders": "{kind}::{number}"},
+    }
+    put("orders", "order::1", {"id": 1, "total": {"net": 2.5}})
+    put("orders", "o2", {"id": "two"})
+    put("people", "ann", {"name": "Ann", "id": "text"})
+    put("notes", "n", b"no JSON")
+    caught_up(producer, table, **options)
+    put("people", "bob", {"name": "Bob", "age": 7})
+    put("notes", "m", b"more")
+    caught_up(producer, table, **options)
+    orders, people, notes = (rows(table / f"shop.{name}") for name in numbers)
+    names = ("kind", "number", "id", "sum", "_rescued")
+    assert [orders["order::1"][name] for name in names] == ["order", "1", 1, 2.5, None]
+    assert [orders["o2"][name] for name in names] == [None, None, None, None, '{"id": "two"}']
+    assert (people["ann"]["id"], people["bob"]["age"]) == ("text", 7)
+    assert (notes["n"]["value"], notes["m"]["value"]) == (b"no JSON", b"more")
+    assert {"sum", "value", "kind"}.isdisjoint(people["ann"])
+    assert compared(spark, producer, table).verdict == "equal"
+    # a vbucket goes back, the letter of o2 is settled by a wider schema, and rows are repaired
+    producer.fail_over(len("bob") % VBUCKETS, 1)
+    options["value_schema"] = {**options["value_schema"], "shop.orders": "id string, sum double"}
+    with pytest.raises(ConfigError, match="allow-change"):
+        caught_up(producer, table, **options)
+    caught_up(producer, table, allow_change=True, **options)
+    assert rows(table / "shop.orders")["o2"]["id"] == "two"
+    assert replay(place_of(table, PipelineSettings.parse("mirror", producer.source, {}))) == (
+        Replayed(fitting=1)
+    )
+    for name in numbers:
+        DeltaTable(table / f"shop.{name}").delete("vbucket > 0")
+    assert compared(spark, producer, table).verdict == "different"
+    done = repair(spark, source=producer.source, table=str(table))
+    assert (done.written, done.removed, done.left) == (done.found.missing, 0, 0)
+    assert compared(spark, producer, table).verdict == "equal"
+    # a collection that comes later has values, and one that is dropped none
+    late = producer.bucket.create_collection(scope, "late")
+    producer.bucket.drop_collection(numbers["people"])
+    producer.write(b"k", b"{}", 0, late.id)
+    caught_up(producer, table, **options)
+    assert rows(table / "shop.late")["k"]["value"] == b"{}"
+    assert not rows(table / "shop.people")
+    assert compared(spark, producer, table).verdict == "equal"
+    assert compact(
+        place_of(table, PipelineSettings.parse("mirror", producer.source, {})), seconds=0
+    )
+    assert compared(spark, producer, table).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"value_schema": {"a.b": "c int"}}, "set tablePerCollection"),
+        ({"value_schema": {"a.b": "c int"}, "scope": "x"}, "none of the collections that are read"),
+        ({"rename": {"orders": "c=d"}}, "rename: 'orders' is no collection"),
+        ({"key_pattern": '["a"]'}, "a JSON object with a text by collection"),
+    ],
+)
+def test_wrong_columns_of_collections_are_refused(options: dict[str, Any], problem: str) -> None:
+    more = {"table_per_collection": True} if "set" not in problem else {}
+    with pytest.raises(ConfigError, match=problem):
+        PipelineSettings.parse("mirror", "couchbase://localhost/b", {**options, **more})
 
 
 def test_columns_of_a_table_per_collection_follow_too(
@@ -237,11 +346,104 @@ def _any_value(dice: random.Random, depth: int = 0) -> Any:
 
 def test_too_many_members_are_rescued() -> None:
     shape = MirrorShape(schema=NO_COLUMNS, rescues=True, follows=True)
-    wide = shape.grown([{f"m{number}": "long" for number in range(2_100)}])
+    wide = shape.grown([{"": {f"m{number}": "long" for number in range(2_100)}}])
     assert wide is not None
     assert (len(json.loads(wide.schema)["fields"]), wide.full) == (2_000, True)
     assert MirrorShape.of_json(wide.to_property()).full
-    assert wide.grown([{"more": "long"}]) is None
+    assert wide.grown([{"": {"more": "long"}}]) is None
+
+
+def test_a_struct_grows_up_to_as_many_members_as_there_may_be_columns() -> None:
+    shape = MirrorShape(schema=NO_COLUMNS, rescues=True, follows=True)
+    for added, fits in ((1_950, True), (100, False), (10, True)):
+        members = {f"m{added}-{nth}": nth for nth in range(added)}
+        value = pa.array([json.dumps({"in": members}).encode()])
+        grown = shape.grown([{"": shape_columns(shape).parse(value).seen}])
+        assert grown is not None
+        shape = grown
+        (rescued,) = shape_columns(shape).parse(value).rescued.to_pylist()
+        assert json.loads(rescued or "null") == (None if fits else {"in": members})
+        assert shape.full == (added != 1_950)
+
+
+def shape_columns(shape: MirrorShape) -> JsonColumns:
+    types = {one["name"]: one["type"] for one in json.loads(shape.schema)["fields"]}
+    return JsonColumns(types, follows=True, full=shape.full)
+
+
+@pytest.mark.parametrize("to_text", [False, True])
+def test_no_member_is_lost_whatever_its_name(to_text: bool) -> None:
+    """Each value is in its column, or rescued: also members that differ only by case, inside."""
+    dice = random.Random(29)
+    names = ["a", "A", "b.c", "", "x y", "l" * 300, "d", "\u00e4", "\u00c4", "tab\t", "=", "`q`"]
+
+    def any_value(depth: int = 0) -> Any:
+        if depth < 3 and dice.random() < 0.5:
+            if dice.random() < 0.3:
+                return [any_value(depth + 1) for _ in range(dice.randrange(3))]
+            return {name: any_value(depth + 1) for name in dice.sample(names, dice.randrange(4))}
+        return dice.choice([None, True, 7, 0.5, "text"])
+
+    for _ in range(100):
+        shape = MirrorShape(schema=NO_COLUMNS, rescues=True, follows=True, to_text=to_text)
+        documents = [
+            {name: any_value() for name in dice.sample(names, dice.randrange(5))} for _ in range(6)
+        ]
+        values = pa.array([json.dumps(document).encode() for document in documents])
+        for part in (values.slice(0, 3), values):  # the schema grows in the middle
+            while grown := shape.grown([{"": shape_columns(shape).parse(part).seen}]):
+                shape = grown
+        parsed = shape_columns(shape).parse(values)
+        for number, document in enumerate(documents):
+            cells = {name: column[number].as_py() for name, column in parsed.columns.items()}
+            rescued = json.loads(parsed.rescued[number].as_py() or "{}")
+            assert is_held(document, cells, rescued), (document, cells, rescued)
+
+
+def is_held(value: Any, cell: Any, rescued: Any) -> bool:
+    if value is None or (rescued is not None and rescued == value):
+        return True
+    if isinstance(cell, str) and not isinstance(value, str):
+        cell = json.loads(cell)
+    if isinstance(value, dict) and isinstance(cell, dict):
+        rest = rescued if isinstance(rescued, dict) else {}
+        return all(is_held(one, cell.get(name), rest.get(name)) for name, one in value.items())
+    if isinstance(value, list) and isinstance(cell, list):
+        return len(value) == len(cell) and all(
+            is_held(one, some, None) for one, some in zip(value, cell, strict=True)
+        )
+    return bool(value == cell)
+
+
+def test_members_that_are_there_several_times_are_rescued_with_all_their_values() -> None:
+    inside = {"type": "struct", "fields": [{"name": "a", "type": "long"}]}
+    columns = JsonColumns(
+        {"n": "long", "t": "string", "in": inside, "city": "string"},
+        sources={"city": "at.city"},
+    )
+    cases: dict[str, dict[str, Any] | None] = {
+        '{"n": 1, "n": 2, "t": "a:b", "other": 1, "other": 2}': {"n": [1, 2]},
+        '{"n": 1, "\\u006e": "\\u003a"}': {"n": [1, ":"]},
+        '{"in": {"a": 1, "a": 3, "b": 1, "b": 1}}': {"in": {"a": [1, 3]}},
+        '{"t": [{"x": 1, "x": 2}]}': {"t": [{"x": [1, 2]}]},
+        '{"at": {"city": "A", "city": "B"}}': {"city": ["A", "B"]},
+        '{"n": 1, "t": "12:30", "in": {"a": 1}}': None,
+    }
+    parsed = columns.parse(pa.array([text.encode() for text in cases]))
+    told = [json.loads(text) if text else None for text in parsed.rescued.to_pylist()]
+    assert told == list(cases.values())
+    assert parsed.columns["n"].to_pylist() == [2, None, None, None, None, 1]
+    assert parsed.reasons[0] == "n: it is there several times"
+    # values whose members have their types as they are take another way
+    plain = JsonColumns({"n": "long", "t": "string"})
+    for text in (
+        '{"n": 1, "n": 2}',
+        '{"t": ":", "t": "\\u003a"}',
+        '{"n": 1, "x": {"y": 1, "y": 2}}',
+    ):
+        parsed = plain.parse(pa.array([b'{"t": "12:30:00"}', text.encode()]))
+        assert (parsed.rescued[1].as_py() is None) == ("x" in text)
+        assert parsed.rescued[0].as_py() is None
 
 
 def test_types_that_were_merged_take_every_value() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars
 import pytest
@@ -100,7 +101,7 @@ def test_a_change_feed_tells_what_is_different(
     caught_up(spark, bucket.producer, table)
     compact(TablePlace.parse(table), seconds=86_400)  # rows move, and that is no change
 
-    def feed(**options: object) -> list[tuple[str, bytes, bytes]]:
+    def feed(**options: Any) -> list[tuple[str, bytes, bytes]]:
         changes = read_table(spark, table, read_change_feed=True, **options)
         return sorted(
             (row["_change_type"], bytes(row.key), bytes(row.value)) for row in changes.collect()

@@ -3,7 +3,8 @@
 They lie in a table of their own beside the mirror, one row for each change that did not fit when it
 was read, with the reason and the whole value. A letter is settled when its document has changed
 since, or its value fits the schema that the mirror has now: a schema that is changed has the mirror
-read anew, so the row is right by then. Letters that are settled are removed, the others stay.
+read anew, so the row is right by then. Letters that are settled are removed, the others stay. A
+change that was read anew and still does not fit has several letters, which count as one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .format.key_index import NAME_COLUMNS, hashes_of
 from .format.open_table import OpenTable
 from .format.storage import Storage
 from .lease import held_lease
+from .merge import collection_table
 from .pipeline_start import held_properties
 from .places import TablePlace
 from .rows.row_shape import LETTERS, MirrorShape
@@ -67,12 +69,16 @@ def letters(place: TablePlace, key: bytes | None = None) -> Iterator[Letter]:
     held = tables.others.get(DEAD_LETTERS)
     if held is None:
         return
+    known: set[tuple[Any, ...]] = set()
     for file in held.files:
         for rows in read_rows(held.storage, file, LETTERS.names):
             chosen = rows
             if key is not None:
                 chosen = rows.filter(pc.equal(rows.column("key"), pa.scalar(key)))
             for row in chosen.to_pylist():
+                if (change := _change(row)) in known:
+                    continue
+                known.add(change)
                 yield Letter(**{name: row[name] for name in Letter.__dataclass_fields__})
 
 
@@ -87,8 +93,9 @@ def replay(place: TablePlace) -> Replayed:
             return Replayed()
         counts = [0, 0, 0]
         tasks = []
+        known: set[tuple[Any, ...]] = set()
         for file in held.files:
-            gone = _settled(tables, shape, held.storage, file, counts)
+            gone = _settled(tables, shape, held.storage, file, counts, known)
             if len(gone):
                 tasks.append(Rewrite(held.storage, LETTERS, None, [file], {file.name: gone}))
         _remove(held, tasks)
@@ -107,24 +114,51 @@ def _opened(place: TablePlace) -> tuple[TableSet, MirrorShape]:
 
 
 def _settled(
-    tables: TableSet, shape: MirrorShape, storage: Storage, file: DataFile, counts: list[int]
+    tables: TableSet,
+    shape: MirrorShape,
+    storage: Storage,
+    file: DataFile,
+    counts: list[int],
+    known: set[tuple[Any, ...]],
 ) -> npt.NDArray[np.int64]:
-    """The numbers of rows of a file of letters that are settled; counts what they are."""
+    """The numbers of rows of a file of letters that are settled; counts what they are.
+
+    Further letters of changes that are ``known`` are settled too, and not counted.
+    """
     # dead letters have no vectors, so rows have the numbers that they are read in
     parts = list(read_rows(storage, file, LETTERS.names))
     if not parts:
         return np.empty(0, np.int64)
     rows = pa.Table.from_batches(parts)
     newest = _seqnos(tables, rows)
-    reasons = shape.reasons(rows.column("value").combine_chunks())
+    reasons = _reasons(tables, shape, rows)
     found = []
-    for number, row in enumerate(rows.select([*NAME_COLUMNS, "seqno"]).to_pylist()):
+    for number, row in enumerate(rows.select([*NAME_COLUMNS, "seqno", "cas"]).to_pylist()):
+        if (change := _change(row)) in known:
+            found.append(number)
+            continue
+        known.add(change)
         is_current = newest.get(_name(row)) == row["seqno"]
         kind = 1 if not is_current else 2 if reasons[number] is not None else 0
         counts[kind] += 1
         if kind != 2:
             found.append(number)
     return np.array(found, np.int64)
+
+
+def _reasons(tables: TableSet, shape: MirrorShape, rows: pa.Table) -> list[str | None]:
+    """Why values do not fit the schemas of their tables now."""
+    places = zip(*(rows.column(name).to_pylist() for name in ("scope", "collection")), strict=True)
+    names = [collection_table(*place) if tables.per_collection else "" for place in places]
+    reasons: list[str | None] = [None] * len(names)
+    for table in sorted(set(names)):
+        mine = [number for number, name in enumerate(names) if name == table]
+        values: Any = rows.column("value").take(pa.array(mine))
+        for number, reason in zip(
+            mine, shape.of(table).reasons(values.combine_chunks()), strict=True
+        ):
+            reasons[number] = reason
+    return reasons
 
 
 def _seqnos(tables: TableSet, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
@@ -150,6 +184,11 @@ def _seqnos(tables: TableSet, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in NAME_COLUMNS)
+
+
+def _change(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What is the same of all letters of one change; the branch counts our own rollbacks."""
+    return (*_name(row), row["seqno"], row["cas"])
 
 
 def _remove(held: OpenTable, tasks: list[Rewrite]) -> None:

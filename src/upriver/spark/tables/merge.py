@@ -80,8 +80,8 @@ class TaskOutcome:
     skipped: set[int] = field(default_factory=set)
     #: By id the names of collections that were read.
     collections: dict[int, Name] = field(default_factory=dict)
-    #: By name the types of members that the schema lacks.
-    seen: dict[str, Type] = field(default_factory=dict)
+    #: By table and name the types of members that its schema lacks.
+    seen: dict[str, dict[str, Type]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -159,27 +159,29 @@ class Merge:
             stack.enter_context(letters)
             options = self.shape.read_options(self.options)
             for changes in joined(read_steps(options, self.steps, done.skipped, log)):
-                done.changes += changes.num_rows
                 is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
                 if not pc.all(is_change).as_py():
                     changes = changes.filter(is_change)
+                done.changes += changes.num_rows
                 if not changes.num_rows:
                     continue
-                made = self.shape.rows(changes)
-                if made.letters is not None:
-                    letters.add(made.letters)
-                for name, kind in made.seen.items():
-                    known = done.seen.get(name, VOID)
-                    done.seen[name] = merged(known, kind, to_text=True)
-                for table, part, chosen in self.by_table(made.rows, made.is_row):
-                    files_of(table).add(part, chosen)
+                for table, chosen in self.by_table(changes):
+                    part = changes if chosen.all() else changes.filter(pa.array(chosen))
+                    made = self.shape.of(table).rows(part)
+                    if made.letters is not None:
+                        letters.add(made.letters)
+                    seen = done.seen.setdefault(table, {})
+                    for name, kind in made.seen.items():
+                        seen[name] = merged(seen.get(name, VOID), kind, to_text=True)
+                    files_of(table).add(made.rows, made.is_row)
             done.letters = letters.finish()
             self._settle(done, log, tables)
         done.collections = log.met
         return done
 
     def _files(self, table: str) -> RowFiles:
-        return RowFiles(self._place(table), self.shape.arrow_schema, key=self.key)
+        schema = self.shape.of(table).arrow_schema
+        return RowFiles(self._place(table), schema, key=self.key)
 
     def _settle(
         self, done: TaskOutcome, log: CollectionLog, tables: Mapping[str, RowFiles]
@@ -192,12 +194,10 @@ class Merge:
         self._add_rolled_back(done.gone)
         self._add_ended(done, log)
 
-    def by_table(
-        self, rows: pa.RecordBatch, is_row: npt.NDArray[np.bool_]
-    ) -> Iterator[tuple[str, pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Rows and whether they are any, for each table that they belong to."""
+    def by_table(self, rows: pa.RecordBatch) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+        """Each table that rows belong to, and which rows these are."""
         if not self.per_collection:
-            yield "", rows, is_row
+            yield "", np.ones(rows.num_rows, bool)
             return
         scopes, collections = rows.column("scope"), rows.column("collection")
         names: Any = np.array(
@@ -210,8 +210,7 @@ class Merge:
             object,
         )
         for table in sorted(set(names.tolist())):
-            chosen = names == table
-            yield table, rows.filter(pa.array(chosen)), is_row[chosen]
+            yield table, names == table
 
     def replaced(self, table: str, files: RowFiles) -> dict[str, npt.NDArray[np.uint32]]:
         """The rows of the table that are of documents of this batch."""
@@ -238,15 +237,15 @@ class Merge:
 
     def _restored_rows(self, gone: FoundRows) -> Iterator[tuple[str, pa.RecordBatch]]:
         """What vbuckets that go back have again; what goes for it is added to ``gone``."""
-        columns = self.shape.arrow_schema.names
         for vbuckets, tables in self.restored:
             wanted = pa.array(sorted(vbuckets), pa.int32())
             for table, files in tables.items():
+                schema = self.shape.of(table).arrow_schema
                 for file in files:
-                    for rows in read_rows(self._place(table), file, columns):
+                    for rows in read_rows(self._place(table), file, schema.names):
                         chosen = rows.filter(pc.is_in(rows.column("vbucket"), wanted))
                         if chosen.num_rows:
-                            yield table, cast_rows(chosen, self.shape.arrow_schema)
+                            yield table, cast_rows(chosen, schema)
 
     def _add_rolled_back(self, gone: FoundRows) -> None:
         back = {step.vbucket for step in self.steps if step.rolls_back}

@@ -38,7 +38,7 @@ from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, AppendTask, Merge, TaskOutcome, files_of_groups
 from .progress import PipelineStatus, ProgressBook
-from .rows.row_shape import NO_COLUMNS, MirrorShape
+from .rows.row_shape import MirrorShape
 from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
 from .versions import MergeVersions, stays_up_to
@@ -261,6 +261,7 @@ class BatchLoop:
             covered=self._chosen.covered if change is None else change.covered,
             properties=properties,
             schema=shape.arrow_schema if SHAPE in properties else None,
+            own_schemas=shape.own_schemas,
             forget=anew or change is not None,
         )
         self._shape, self._changed, self._reshaped = shape, None, False
@@ -273,7 +274,8 @@ class BatchLoop:
         self._care()
         goes_on = change is None and not anew
         advance = sum(step.end - step.start for step in steps) if goes_on else 0
-        self._record(steps, outcomes, began, read, committed, lag, advance)
+        rollbacks = sum(step.rolls_back for step in steps) if not anew else 0
+        self._record(outcomes, began, read, committed, lag, advance, rollbacks)
 
     def _tasks(
         self,
@@ -353,7 +355,7 @@ class BatchLoop:
     def _most_rows(self) -> int | None:
         """Changes of a batch: few of the first one, if columns are yet to be found in them."""
         most = self._settings.read.max_offsets_per_trigger
-        if self._shape.schema == NO_COLUMNS:
+        if self._tables.state.offset is None and self._shape.follows_any:
             return min(most or _SAMPLE, _SAMPLE)
         return most
 
@@ -390,13 +392,13 @@ class BatchLoop:
 
     def _record(
         self,
-        steps: Sequence[ReadStep],
         outcomes: Sequence[TaskOutcome],
         began: float,
         read: float,
         committed: float,
         lag: Lag | None,
         advance: int,
+        rollbacks: int,
     ) -> None:
         newest = [one.newest for one in outcomes if one.newest is not None]
         self._book.batch_done(
@@ -410,7 +412,7 @@ class BatchLoop:
                 "commit": committed - read,
                 "care": time.monotonic() - committed,
             },
-            rollbacks=sum(step.rolls_back for step in steps),
+            rollbacks=rollbacks,
             dead_letters=sum(new.file.rows for one in outcomes for new in one.letters),
             lag=lag.changes if lag is not None else None,
             lag_seconds=lag.seconds if lag is not None else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from .merge import change_schema
 from .pipeline import BatchLoop, Pipeline
 from .places import TablePlace
 from .progress import ProgressBook
+from .rows.json_types import require_column_names
 from .rows.key_columns import KeyColumns
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import (
@@ -32,6 +34,7 @@ from .settings import (
     PIPELINE,
     SELECTION,
     SHAPE,
+    AskedColumns,
     PipelineSettings,
     identity_properties,
     require_readable,
@@ -149,17 +152,37 @@ def _tables(
     schema = shape.arrow_schema if documents else change_schema(settings.read)
     found = TableSet.open(place.storage, schema, settings.window, on_step)
     if found is not None:
+        found.own_schemas = shape.own_schemas
         return found
     properties = {**identity, **_LEFT_TO_US, PIPELINE: _entropy.uuid4().hex}
     if documents:
         properties[HASH_KEY] = _entropy.token_hex(16)
-    return TableSet.create(place.storage, schema, properties, settings.window, on_step)
+    made = TableSet.create(place.storage, schema, properties, settings.window, on_step)
+    made.own_schemas = shape.own_schemas
+    return made
 
 
 def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> MirrorShape:
     """How rows look: as asked; columns that follow documents go on from those of the table."""
-    asked = settings.value_schema
     before = MirrorShape.of_json(held[SHAPE]) if held is not None and SHAPE in held else None
+    shape = _shape_of(settings, settings.columns_of(""), before)
+    names = set(settings.collections_with_columns)
+    if before is not None and shape.follows:
+        names |= dict(before.own).keys()
+    own = {
+        name: _shape_of(
+            settings, settings.columns_of(name), before.of(name) if before is not None else None
+        )
+        for name in sorted(names)
+    }
+    return replace(shape, own=tuple(own.items()))
+
+
+def _shape_of(
+    settings: PipelineSettings, columns: AskedColumns, before: MirrorShape | None
+) -> MirrorShape:
+    before = replace(before, own=()) if before is not None else None
+    asked = columns.schema
     schema = ""
     if asked == "infer":
         schema = before.schema if before is not None and before.schema else NO_COLUMNS
@@ -170,6 +193,8 @@ def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> Mirror
         if not isinstance(described, StructType):
             raise ConfigError(f"valueSchema: {asked!r} describes no columns, such as 'name string'")
         schema = described.json()
+        if before is None or before.schema != schema:
+            require_column_names(json.loads(schema))
     shape = MirrorShape(
         text=settings.text,
         schema=schema,
@@ -178,8 +203,8 @@ def _shape(settings: PipelineSettings, held: Mapping[str, str] | None) -> Mirror
         rescues=bool(schema),
         follows=asked == "infer",
         to_text=settings.widen_to_text,
-        keys=KeyColumns(settings.key_text, settings.key_pattern),
-        sources=settings.rename,
+        keys=KeyColumns(settings.key_text, columns.key_pattern),
+        sources=columns.rename,
         versions=settings.kind.versions,
     )
     if before is not None and before.schema == schema:

@@ -8,6 +8,7 @@ pipeline must not run, which its lease ensures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -25,12 +26,15 @@ from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
 from .merge import Merge, TaskOutcome
 from .pipeline_start import place_of
+from .rows.row_shape import MirrorShape
 from .settings import PipelineSettings
 from .table_set import TableSet
 from .verify import (
     WRONG,
     Comparison,
     HeldMirror,
+    MirrorPart,
+    column_named,
     compared,
     held_mirror,
     judgements,
@@ -93,7 +97,9 @@ def repair(
                     f"{found.differing} documents of {place} differ, more than {most}; nothing was "
                     "changed. Let a pipeline make a new table, or allow more"
                 )
-            rows = _rows_for(mirror, judged) if found.differing else None
+            rows: list[pa.Table] = []
+            if found.differing:
+                rows = [_rows_for(part, mirror.shape, judged) for part in mirror.parts]
         finally:
             judged.unpersist()
         tables = TableSet.open(
@@ -101,7 +107,7 @@ def repair(
         )
         assert tables is not None
         assert tables.state.offset is not None
-        if rows is None and not _has_strangers(tables):
+        if not rows and not _has_strangers(tables):
             return Repaired(found)
         # what was read is of the positions only if no vbucket went over in the meantime
         _require_same_branches(on_other_branches(settings, mirror.positions))
@@ -124,33 +130,59 @@ def _has_strangers(tables: TableSet) -> bool:
     return any(table.snapshot.strangers for table in tables.all_tables().values())
 
 
-def _rows_for(mirror: HeldMirror, judged: DataFrame) -> pa.Table:
+def _rows_for(part: MirrorPart, shape: MirrorShape, judged: DataFrame) -> pa.Table:
     """What the bucket has of the documents that are wrong; rows that are gone for the others."""
     from pyspark.sql import functions as f
 
-    wrong = judged.where(f.col("kind").isin(*WRONG)).select(
-        *(f.col(name).alias(f"_{name}") for name in DOCUMENT)
+    own = [part.collection] if part.collection else [name for name, _ in shape.own]
+    mine = f.concat_ws(".", "scope", "collection").isin(own)
+    wrong = (
+        judged.where(f.col("kind").isin(*WRONG))
+        .where(mine if part.collection else ~mine)
+        .select(*(f.col(name).alias(f"_{name}") for name in DOCUMENT))
     )
-    rows = newest_rows(mirror.changes)
+    rows = newest_rows(part.changes)
     same = [rows[name].eqNullSafe(wrong[f"_{name}"]) for name in DOCUMENT]
     together = wrong.join(rows, same, "left")
     columns = [
-        f.col(f"_{name}").alias(name) if name in DOCUMENT else f.col(name)
-        for name in mirror.shape.arrow_schema.names
+        f.col(f"_{name}").alias(name) if name in DOCUMENT else column_named(name)
+        for name in part.shape.arrow_schema.names
     ]
     gone = f.coalesce(f.col(GONE), f.lit(True)).alias(GONE)
     return together.select(*columns, gone).toArrow()
 
 
 def _outcome(
-    tables: TableSet, settings: PipelineSettings, mirror: HeldMirror, rows: pa.Table | None
+    tables: TableSet, settings: PipelineSettings, mirror: HeldMirror, found: Sequence[pa.Table]
 ) -> tuple[TaskOutcome, Any]:
-    """Files with the rows, and the rows that they replace; which documents are written."""
-    done, shape, offset, key = TaskOutcome(), mirror.shape, tables.state.offset, tables.key
-    assert offset is not None
+    """Files with the rows of each part, and the rows that they replace; which are written."""
+    done, key = TaskOutcome(), tables.key
     assert key is not None
-    if rows is None:
-        return done, np.empty(0, bool)
+    merge = Merge(
+        tables.root, settings.read, mirror.shape, key, (), tables.held(), (), tables.per_collection
+    )
+    written = [np.empty(0, bool)]
+    for part, rows in zip(mirror.parts if found else (), found, strict=True):
+        batches, is_row = _repairing(tables, mirror.shape, rows)
+        written.append(is_row)
+        for batch in batches:
+            shaped = cast_rows(batch, part.shape.arrow_schema)
+            for name, chosen in merge.by_table(shaped):
+                storage = tables.root.under(name) if name else tables.root
+                with RowFiles(storage, part.shape.arrow_schema, key=key) as files:
+                    files.add(shaped.filter(pa.array(chosen)), is_row[chosen])
+                    done.gone[name] = merge.replaced(name, files)
+                    if new := files.finish():
+                        done.files[name] = new
+    return done, np.concatenate(written)
+
+
+def _repairing(
+    tables: TableSet, shape: MirrorShape, rows: pa.Table
+) -> tuple[list[pa.RecordBatch], Any]:
+    """The rows of one part at or below the mirror's positions; and which of them are any."""
+    offset = tables.state.offset
+    assert offset is not None
     rows = rows.combine_chunks()
     vbuckets = np.asarray(rows.column("vbucket"))
     is_row = ~np.asarray(rows.column(GONE)).astype(bool)
@@ -165,16 +197,4 @@ def _outcome(
         "vbucket_group": pa.array((vbuckets % shape.groups).astype(np.int32)),
     }
     batches = pa.table(columns).filter(pa.array(mine)).combine_chunks().to_batches()
-    merge = Merge(
-        tables.root, settings.read, shape, key, (), tables.held(), (), tables.per_collection
-    )
-    for batch in batches:
-        shaped = cast_rows(batch, shape.arrow_schema)
-        for name, part, chosen in merge.by_table(shaped, is_row[mine]):
-            storage = tables.root.under(name) if name else tables.root
-            with RowFiles(storage, shape.arrow_schema, key=key) as files:
-                files.add(part, chosen)
-                done.gone[name] = merge.replaced(name, files)
-                if written := files.finish():
-                    done.files[name] = written
-    return done, is_row[mine]
+    return batches, is_row[mine]

@@ -7,7 +7,7 @@ it, and how rows look; a pipeline that wants anything else of it is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ from ..source.offsets import SourceIdentity
 from .kinds import HISTORY_TABLE, KINDS, TableKind
 from .upkeep.retention import Window
 
-__all__ = ["PipelineSettings", "identity_properties", "require_same"]
+__all__ = ["AskedColumns", "PipelineSettings", "identity_properties", "require_same"]
 
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
 _BATCH: Final = "1000000"
@@ -68,12 +68,12 @@ class PipelineSettings:
     allow_change: bool = False
     merge_on_read: bool = True
     text: bool = False
-    #: DDL, or "infer", or nothing.
-    value_schema: str = ""
+    #: By collection, and empty for all others: DDL, or "infer", or nothing.
+    value_schemas: Mapping[str, str] = field(default_factory=dict)
     key_text: bool = False
-    key_pattern: str = ""
+    key_patterns: Mapping[str, str] = field(default_factory=dict)
     #: By column the member that it is taken from.
-    rename: tuple[tuple[str, str], ...] = ()
+    renames: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     #: Whether columns that follow documents may become text.
     widen_to_text: bool = False
     keep_deleted: bool = False
@@ -117,21 +117,87 @@ class PipelineSettings:
         }
         if not kind.documents:
             return cls(**common)
-        return cls(
+        made = cls(
             **common,
             text=given["valueFormat"] == "string",
             key_text=given["keyFormat"] == "string",
-            key_pattern=given["keyPattern"] or "",
-            rename=_renamed(given["rename"]),
-            **given.fields("valueSchema", "tablePerCollection", "groups"),
+            key_patterns=by_collection("keyPattern", given["keyPattern"]),
+            renames={
+                name: _renamed(text)
+                for name, text in by_collection("rename", given["rename"]).items()
+            },
+            value_schemas=by_collection("valueSchema", given["valueSchema"]),
+            **given.fields("tablePerCollection", "groups"),
             **({} if kind.versions else given.fields("widenToText", "keepDeleted")),
             merge_on_read=given["mergeOnRead"] == "true",
         )
+        made._require_collections()
+        return made
+
+    @property
+    def collections_with_columns(self) -> list[str]:
+        """The collections that were given columns of their own."""
+        return sorted({*self.value_schemas, *self.renames, *self.key_patterns} - {""})
+
+    def columns_of(self, collection: str) -> AskedColumns:
+        """What was asked for a collection; its own, or else that for all others."""
+        own = collection if collection in self.value_schemas else ""
+        return AskedColumns(
+            self.value_schemas.get(own, ""),
+            self.renames.get(collection, self.renames.get(own, ())),
+            self.key_patterns.get(collection, self.key_patterns.get("", "")),
+        )
+
+    def _require_collections(self) -> None:
+        names = self.collections_with_columns
+        if names and not self.table_per_collection:
+            raise ConfigError(
+                f"{names[0]} is to have columns of its own, which needs a table for each "
+                "collection: set tablePerCollection (--table-per-collection)"
+            )
+        chosen, scope = self.read.collections, self.read.scope
+        for name in names:
+            if (chosen and name not in chosen) or (scope and not name.startswith(f"{scope}.")):
+                raise ConfigError(
+                    f"{name} is to have columns of its own, but it is none of the collections "
+                    "that are read; leave it out, or read it"
+                )
 
 
-def _renamed(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+@dataclass(frozen=True, slots=True)
+class AskedColumns:
+    """Which columns were asked for."""
+
+    #: DDL, or "infer", or nothing.
+    schema: str = ""
+    #: By column the member that it is taken from.
+    rename: tuple[tuple[str, str], ...] = ()
+    key_pattern: str = ""
+
+
+def by_collection(setting: str, text: str | None) -> dict[str, str]:
+    """A setting by collection: a text is for all of them, a JSON object for those it names."""
+    if not text:
+        return {}
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return {"": text}
+    if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
+        raise ConfigError(f"{setting}: give a text, or a JSON object with a text by collection")
+    for name in told:
+        scope, dot, collection = name.partition(".")
+        if name != "*" and not (scope and dot and collection and "." not in collection):
+            raise ConfigError(
+                f"{setting}: {name[:100]!r} is no collection, such as shop.orders, and not * for "
+                "all others"
+            )
+    return {"" if name == "*" else name: one for name, one in told.items()}
+
+
+def _renamed(given: str) -> tuple[tuple[str, str], ...]:
     pairs = []
-    for text in given:
+    for text in filter(None, map(str.strip, given.split(","))):
         column, is_pair, member = text.partition("=")
         if not (is_pair and column.strip() and all(member.strip().split("."))):
             raise ConfigError(

@@ -56,6 +56,8 @@ class TableSet:
     state: TableState
     schema: pa.Schema
     window: Window
+    #: By name the schemas of tables that have another one.
+    own_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     #: By name those of collections, and of dead letters.
     others: dict[str, OpenTable] = field(default_factory=dict)
     on_step: Callable[[str], None] = lambda step: None
@@ -144,6 +146,9 @@ class TableSet:
             return {"": self.ledger}
         return {name: table for name, table in self.others.items() if name != DEAD_LETTERS}
 
+    def schema_of(self, name: str) -> pa.Schema:
+        return LETTERS if name == DEAD_LETTERS else self.own_schemas.get(name, self.schema)
+
     def held(self) -> dict[str, list[DataFile]]:
         return {name: table.files for name, table in self.data_tables().items()}
 
@@ -230,16 +235,17 @@ class TableSet:
         properties: Mapping[str, str] | None = None,
         operation: str = "UPRIVER BATCH",
         schema: pa.Schema | None = None,
+        own_schemas: Mapping[str, pa.Schema] | None = None,
         forget: bool = False,
     ) -> None:
         """Makes a batch part of the tables, in one step; Conflict if somebody was faster.
 
         A table of some collections says which ones it has ``covered``. With ``properties`` or a
-        ``schema`` the table has these from now on; if it is to ``forget``, rollbacks cannot go
-        back to versions before.
+        ``schema`` (and ``own_schemas`` of some tables) the tables have these from now on; if it is
+        to ``forget``, rollbacks cannot go back to versions before.
         """
         if schema is not None:
-            self.schema = schema
+            self.schema, self.own_schemas = schema, own_schemas or {}
         names = {name for one in outcomes for name in (*one.files, *one.gone)}
         for name in sorted(names - {""}):
             self._collection(name)
@@ -248,7 +254,8 @@ class TableSet:
         letters = [new for one in outcomes for new in one.letters]
         if schema is not None and self.per_collection:
             for name, table in self.data_tables().items():
-                wider = table.snapshot.changed_metadata({}, delta_log.schema_text(schema))
+                mine = delta_log.schema_text(self.schema_of(name))
+                wider = table.snapshot.changed_metadata({}, mine)
                 parts[name] = [*wider, *parts.get(name, [])]
         pending = {name: actions for name, actions in parts.items() if name and actions}
         if letters:
@@ -287,12 +294,18 @@ class TableSet:
         new = [found for one in outcomes for found in one.files.get(name, ())]
         if self.merge_on_read or self.key is None:
             return table.mark_actions(gone, new)
-        return self._copied(table, gone, new, executors)
+        return self._copied(name, table, gone, new, executors)
 
     def _copied(
-        self, table: OpenTable, gone: Mapping[str, Any], new: Sequence[Any], executors: Executors
+        self,
+        table_name: str,
+        table: OpenTable,
+        gone: Mapping[str, Any],
+        new: Sequence[Any],
+        executors: Executors,
     ) -> list[Any]:
         """The same without vectors: files that lose rows are written anew."""
+        schema = self.schema_of(table_name)
         actions: list[Any] = []
         tasks = []
         for name, (rows, _) in table.new_rows_gone(gone).items():
@@ -300,13 +313,13 @@ class TableSet:
             actions.append(file.remove_action())
             if len(rows) < file.rows:
                 dead = {name: np.array(rows.to_array(), np.int64)}
-                tasks.append(Rewrite(table.storage, self.schema, self.key, [file], dead))
+                tasks.append(Rewrite(table.storage, schema, self.key, [file], dead))
         for one in new:
             if not len(one.dead):
                 actions.append(one.file.add_action())
             elif len(one.dead) < one.file.rows:
                 dead = {one.file.name: one.dead}
-                tasks.append(Rewrite(table.storage, self.schema, self.key, [one.file], dead))
+                tasks.append(Rewrite(table.storage, schema, self.key, [one.file], dead))
         for rewritten in executors.run(tasks):
             actions += [after.file.add_action() for after in rewritten.after]
         return actions
@@ -388,7 +401,7 @@ class TableSet:
             letters = name == DEAD_LETTERS
             self.others[name] = OpenTable.open(storage) or OpenTable.create(
                 storage,
-                LETTERS if letters else self.schema,
+                self.schema_of(name),
                 self.properties,
                 vectors=not letters and self.merge_on_read,
             )
@@ -426,7 +439,7 @@ class TableSet:
                 tasks = [
                     Rewrite(
                         table.storage,
-                        LETTERS if letters else self.schema,
+                        self.schema_of(name),
                         None if letters else self.key,
                         files,
                     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ...errors import ConfigError
@@ -52,7 +53,9 @@ __all__ = [
     "Comparison",
     "Difference",
     "HeldMirror",
+    "MirrorPart",
     "Verdict",
+    "column_named",
     "compared",
     "held_mirror",
     "judgements",
@@ -128,12 +131,22 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldMirror:
-    """A mirror as it is at one moment, and what its bucket has now."""
+class MirrorPart:
+    """The tables of a mirror whose rows have one shape, and what the bucket has of them."""
 
     rows: DataFrame
     #: Every change of the bucket as a row of the mirror.
     changes: DataFrame
+    shape: MirrorShape
+    #: The collection that it is of; empty for all that are no part of their own.
+    collection: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMirror:
+    """A mirror as it is at one moment, and what its bucket has now."""
+
+    parts: tuple[MirrorPart, ...]
     shape: MirrorShape
     #: By vbucket the seqno and the vbuuid.
     positions: Mapping[int, tuple[int, int]]
@@ -198,12 +211,23 @@ def on_other_branches(
 
 
 def _there(
-    options: Mapping[str, str], read: ReadOptions, live: set[str]
+    options: Mapping[str, str], read: ReadOptions, live: set[str], own: set[str], part: str
 ) -> tuple[dict[str, str], bool]:
-    """Options that select what there is of a selection; and whether there is anything.
+    """Options that select what there is of a part of a selection; and whether there is anything.
 
     What was dropped has no documents, and a batch read would refuse its name.
     """
+    if own:  # the collections of each part are named
+        wanted = [name for name in read.collections or live if name in live]
+        wanted = [name for name in wanted if not read.scope or name.startswith(f"{read.scope}.")]
+        wanted = [name for name in wanted if (name == part if part else name not in own)]
+        others = {
+            name: text
+            for name, text in options.items()
+            if name.lower() not in ("collections", "scope")
+        }
+        chosen = {"collections": ",".join(sorted(wanted))} if wanted else {}
+        return others | chosen, bool(wanted)
     found = [name for name in read.collections if name in live]
     is_there = not read.scope or any(name.startswith(f"{read.scope}.") for name in live)
     others = {name: text for name, text in options.items() if name.lower() != "collections"}
@@ -236,22 +260,33 @@ def _mirror(
                 f"the last batch of {place} is not in all of its tables: start the pipeline once "
                 "more, and compare then"
             )
-    rows = None
+    own = {name for name, _ in shape.own}
+    held_rows: dict[str, DataFrame] = {}
     for name, table in tables.data_tables().items():
         path = place.storage.under(name).url if name else place.storage.url
-        part = read_table(
+        some = read_table(
             spark,
             path,
             version_as_of=table.snapshot.version,
             storage_options=dict(settings.storage) or None,
         )
-        rows = part if rows is None else rows.unionByName(part)
-    if rows is None:
+        part = name if name in own else ""
+        held_rows[part] = held_rows[part].unionByName(some) if part in held_rows else some
+    if not held_rows:
         raise ConfigError(f"{place} has no table of a collection yet")
     reading = {name: text for name, text in settings.source.items() if "PerTrigger" not in name}
-    as_mirrored = replace(shape, versions=False)
-    changes = documents_as_rows(spark, *_there(reading, settings.read, live), as_mirrored)
-    return HeldMirror(rows, changes, shape, positions_of(tables.state.offset))
+    parts = []
+    for part in ("", *sorted(own)):
+        one = shape.of(part)
+        chosen, is_any = _there(reading, settings.read, live, own, part)
+        changes = documents_as_rows(spark, chosen, is_any, replace(one, versions=False))
+        rows = held_rows.get(part)
+        if rows is None:
+            if not is_any:
+                continue
+            rows = changes.drop(GONE).limit(0)
+        parts.append(MirrorPart(rows, changes, one, part))
+    return HeldMirror(tuple(parts), shape, positions_of(tables.state.offset))
 
 
 def judgements(mirror: HeldMirror) -> DataFrame:
@@ -260,18 +295,20 @@ def judgements(mirror: HeldMirror) -> DataFrame:
 
     others = mirror.others
     comparable = ~f.col("vbucket").isin(list(others)) if others else f.lit(True)
-    states = newest_rows(mirror.changes)
     no, yes = f.lit(False), f.lit(True)
-    bucket = _hashed(states.where(comparable).withColumns({_ENDED: no, _BROKEN: no}))
-    rows = mirror.rows.where(comparable).withColumn(GONE, no)
-    if mirror.shape.versions:
-        rows = _judged_versions(rows).drop(*VERSION_COLUMNS)
-    else:
-        rows = rows.withColumns({_ENDED: no, _BROKEN: no})
-    bucket = bucket.withColumn("mirrored", no)
-    table = _hashed(rows).withColumn("mirrored", yes)
-    # one shuffle of both sides: a document's rows meet, however many there are of it
-    documents = bucket.unionByName(table).groupBy(*DOCUMENT)
+    sides = []
+    for part in mirror.parts:
+        states = newest_rows(part.changes).where(comparable)
+        rows = part.rows.where(comparable).withColumn(GONE, no)
+        if mirror.shape.versions:
+            rows = _judged_versions(rows).drop(*VERSION_COLUMNS)
+        else:
+            rows = rows.withColumns({_ENDED: no, _BROKEN: no})
+        bucket = _hashed(states.withColumns({_ENDED: no, _BROKEN: no}))
+        sides.append(bucket.withColumn("mirrored", no))
+        sides.append(_hashed(rows).withColumn("mirrored", yes))
+    # one shuffle of all sides: a document's rows meet, however many there are of it
+    documents = reduce(lambda one, other: one.unionByName(other), sides).groupBy(*DOCUMENT)
     in_bucket, in_mirror = ~f.col("mirrored"), f.col("mirrored") & ~f.col(_ENDED)
     met = documents.agg(
         f.count_if(in_bucket & ~f.col(GONE)).alias("in_bucket"),
@@ -317,8 +354,17 @@ def newest_rows(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     others = [name for name in rows.columns if name not in DOCUMENT]
-    newest = f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest")
+    newest = f.max_by(f.struct(*map(column_named, others)), f.struct("branch", "seqno")).alias(
+        "newest"
+    )
     return rows.groupBy(*DOCUMENT).agg(newest).select(*DOCUMENT, "newest.*")
+
+
+def column_named(name: str) -> Column:
+    """A column by its name, which may have dots and backticks; members of documents can."""
+    from pyspark.sql import functions as f
+
+    return f.col("`" + name.replace("`", "``") + "`")
 
 
 def _key(key: str | bytes | bytearray) -> bytes:
@@ -329,7 +375,7 @@ def _hashed(rows: DataFrame) -> DataFrame:
     """The document, its seqno, and one number for all else that a row says."""
     from pyspark.sql import functions as f
 
-    columns = [f.col(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
+    columns = [column_named(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
     # the hash passes over nulls, so which columns are null is hashed separately
     nulls = [column.isNull() for column in columns]
     told = f.xxhash64(*columns, *nulls).alias("hash")

@@ -94,7 +94,7 @@ class MergeVersions(Merge):
     kept: Mapping[int, int] = field(default_factory=dict)
 
     def _files(self, table: str) -> RowFiles:
-        return VersionFiles(self._place(table), self.shape.arrow_schema, self.key)
+        return VersionFiles(self._place(table), self.shape.of(table).arrow_schema, self.key)
 
     # ---- rollbacks -----------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class MergeVersions(Merge):
             begun, ended = _later_rows(place, file, points)
             add_rows(gone, table, file, np.union1d(begun, ended).astype(np.uint32))
             if len(ended):
-                rows = rows_at(place, file, ended, self.shape.arrow_schema)
+                rows = rows_at(place, file, ended, self.shape.of(table).arrow_schema)
                 current = {name: pa.nulls(len(ended), VERSION_COLUMNS[name]) for name in _END}
                 yield table, _with(rows, current)
 
@@ -120,9 +120,8 @@ class MergeVersions(Merge):
     def _settle(
         self, done: TaskOutcome, log: CollectionLog, tables: Mapping[str, RowFiles]
     ) -> None:
-        schema = self.shape.arrow_schema
         for table in sorted({*tables, *self.held}):
-            place = self._place(table)
+            place, schema = self._place(table), self.shape.of(table).arrow_schema
             files = tables.get(table) or self._files(table)
             assert isinstance(files, VersionFiles)
             with files, RowFiles(place, schema) as closed:

@@ -301,23 +301,30 @@ def read_rows(
             _READ_ROWS, columns=list(columns) if columns is not None else None
         ):
             low, high = np.searchsorted(gone, [first, first + batch.num_rows])
-            kept = batch
+            kept = _without_views(batch)
             if high > low:
                 mask = np.ones(batch.num_rows, bool)
                 mask[gone[low:high] - first] = False
-                kept = _without_views(batch).filter(pa.array(mask))
+                kept = kept.filter(pa.array(mask))
             first += batch.num_rows
             if kept.num_rows:
                 yield kept
 
 
 def _without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Views as plain columns: other writers have them, and Arrow cannot filter them."""
-    plain: dict[Any, Any] = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
-    if not any(kind in plain for kind in rows.schema.types):
-        return rows
-    schema = pa.schema([cell.with_type(plain.get(cell.type, cell.type)) for cell in rows.schema])
-    return cast_rows(rows, schema)
+    """Views as plain columns: other writers have them, and Arrow can neither filter nor compare."""
+    schema = pa.schema([cell.with_type(_without_view(cell.type)) for cell in rows.schema])
+    return rows if schema.types == rows.schema.types else cast_rows(rows, schema)
+
+
+def _without_view(kind: Any) -> Any:
+    if isinstance(kind, pa.StructType):
+        return pa.struct([cell.with_type(_without_view(cell.type)) for cell in kind])
+    if isinstance(kind, pa.ListType):
+        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type))
+    return {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}.get(kind, kind)
 
 
 def cast_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -351,9 +358,11 @@ def rows_of_collections(
     """The numbers of rows that collections have lost, or that are of collections ``gone``."""
     columns = ["vbucket", "seqno", "scope", "collection", VALID_TO]
     with storage.source(file.path) as source:
-        rows = pq.ParquetFile(source).read(columns=columns)  # those that the file has
-    if not rows.num_rows:
+        table = pq.ParquetFile(source).read(columns=columns)  # those that the file has
+    if not table.num_rows:
         return np.empty(0, np.uint32)
+    (batch,) = table.combine_chunks().to_batches()
+    rows = _without_views(batch)
     chosen = ended_rows(rows, ends) | named_rows(rows, set(gone))
     if VALID_TO in rows.column_names:  # what has ended stays as it is
         chosen &= np.asarray(rows.column(VALID_TO).is_null())

@@ -7,7 +7,9 @@ of text takes any JSON as its text, a missing member is null, and members withou
 out. Dates and timestamps are ISO 8601; one without a zone is UTC.
 
 Columns that follow documents leave nothing out: members that could be a column, and types that
-would have to be wider, are reported (`Parsed.seen`); members that cannot be a column are rescued.
+would have to be wider, are reported (`Parsed.seen`); members that cannot be a column are rescued,
+also those inside of structs. Of a member that is there several times, the column has the last one,
+and all of them are rescued.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from ....errors import ConfigError
+from .json_leftovers import (
+    doubled_in,
+    has_doubled_members,
+    left_over,
+    members_of_pairs,
+    with_doubled,
+)
 from .json_types import Type, can_be_column, merged, type_of
 
 __all__ = ["JsonColumns", "Parsed"]
@@ -34,6 +43,7 @@ _ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.i
 
 NOT_JSON: Final = "it is no JSON"
 NOT_FITTING: Final = "it does not fit the schema"
+DOUBLED: Final = "it is there several times"
 
 
 class _Misfit(ValueError):
@@ -150,7 +160,9 @@ class JsonColumns:
                     found, reason = {}, NOT_JSON
                 if type(found) is not dict:
                     found, reason = {}, NOT_FITTING
-                elif self._follows and not found.keys() <= self._members.keys():
+                elif (self._follows and not found.keys() <= self._members.keys()) or (
+                    self._rescues and has_doubled_members(value, found)
+                ):
                     return None
             rows.append(found)
             corrupt.append(value if reason else None)
@@ -178,13 +190,12 @@ class JsonColumns:
     def _members_of(self, value: bytes, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
         row = _Row()
         try:
-            content = json.loads(
-                value.decode("utf-8"), parse_float=_Number.parse, parse_constant=_no
-            )
+            content = _decode_exactly(value.decode("utf-8"))
         except ValueError:
             return _Row(reason=NOT_JSON, is_corrupt=True)
         if not isinstance(content, dict):
             return _Row(reason=NOT_FITTING, is_corrupt=True)
+        doubled = {} if not self._rescues else self._doubled(content)
         if self._paths:
             content |= {name: _at(content, path) for name, path in self._paths.items()}
         for name, (_, convert) in self._members.items():
@@ -198,11 +209,40 @@ class JsonColumns:
             return _Row(reason=NOT_FITTING, is_corrupt=True)
         if row.rescued:
             row.reason = f"{', '.join(row.rescued)}: {NOT_FITTING}"
+        if self._rescues:
+            self._rescue_leftovers(content, doubled, row)
         if self._follows:
             self._follow(content, row, taken, seen)
         if row.rescued:
-            row.text = json.dumps(row.rescued)
+            row.text = json.dumps(with_doubled(row.rescued))
         return row
+
+    def _doubled(self, content: dict[str, Any]) -> dict[str, list[Any]]:
+        """By column, or by member without a column, all values of what is there several times."""
+        found = {
+            name: values
+            for name, values in doubled_in(content).items()
+            if self._follows or (name in self._members and name not in self._paths)
+        }
+        for name, path in self._paths.items():
+            inside: Any = content
+            for one in path:
+                if one in (doubled := doubled_in(inside)):
+                    found[name] = doubled[one]
+                inside = inside.get(one) if isinstance(inside, dict) else None
+        return found
+
+    def _rescue_leftovers(
+        self, content: dict[str, Any], doubled: Mapping[str, list[Any]], row: _Row
+    ) -> None:
+        """Rescues what columns do not hold of members that fit."""
+        for name in row.members:
+            rest = left_over(content[name], self._types[name], follows=self._follows)
+            if rest is not None:
+                row.rescued[name] = rest
+        if doubled:
+            row.rescued |= doubled
+            row.reason = row.reason or f"{', '.join(doubled)}: {DOUBLED}"
 
     def _follow(
         self, content: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
@@ -213,7 +253,7 @@ class JsonColumns:
             lower = name.lower()
             is_free = lower not in taken and lower not in self._lower
             if self._full or not is_free or not can_be_column(name):
-                row.rescued[name] = member
+                row.rescued.setdefault(name, member)
             else:
                 _see(seen, name, member)
         for name in (*row.rescued, *self._open):
@@ -240,6 +280,9 @@ def _no(text: str) -> Any:
 
 
 _decode: Final = json.JSONDecoder(parse_constant=_no).decode
+_decode_exactly: Final = json.JSONDecoder(
+    parse_float=_Number.parse, parse_constant=_no, object_pairs_hook=members_of_pairs
+).decode
 _NULL: Final = type(None)
 #: What members are in Python that become a column of a type as they are.
 _PLAIN: Final[dict[pa.DataType, frozenset[type]]] = {

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["VOID", "Type", "can_be_column", "count", "merged", "settled", "type_of"]
+from ....errors import ConfigError
+
+__all__ = [
+    "VOID",
+    "Type",
+    "can_be_column",
+    "count",
+    "merged",
+    "require_column_names",
+    "settled",
+    "type_of",
+]
 
 #: A name, or a mapping for arrays, structs and maps.
 Type = Any
@@ -102,6 +113,30 @@ def can_be_column(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return 0 < size <= _LONGEST_NAME and _FORBIDDEN.isdisjoint(name) and "\0" not in name
+
+
+def require_column_names(kind: Type) -> None:
+    """ConfigError if columns, or members of one struct, have names that Delta does not take."""
+    if not isinstance(kind, Mapping):
+        return
+    for inside in ("elementType", "keyType", "valueType"):
+        require_column_names(kind.get(inside))
+    known: dict[str, str] = {}
+    for one in kind.get("fields", ()):
+        name = one["name"]
+        if not can_be_column(name):
+            raise ConfigError(
+                f"valueSchema: Delta takes no column of the name {name[:100]!r}: names have up to "
+                f"{_LONGEST_NAME} bytes, and none of the characters ' ,;{{}}()=', tab and newline; "
+                "name it otherwise and take it from its member with rename"
+            )
+        if other := known.get(name.lower()):
+            raise ConfigError(
+                f"valueSchema: {other} and {name} differ only by case, which columns must not; "
+                "name one of them otherwise and take it from its member with rename"
+            )
+        known[name.lower()] = name
+        require_column_names(one["type"])
 
 
 def _array(element: Type) -> Type:

@@ -12,7 +12,8 @@ With `keep_deleted` there is ``deleted``. A history has, besides,
 of which all but the first and the third are null in current versions (see `versions`).
 
 The columns of a schema may follow the documents: what tasks have seen that the schema lacks makes
-a wider shape (`MirrorShape.grown`).
+a wider shape (`MirrorShape.grown`). With a table for each collection, each of these tables can have
+a shape of its own (`MirrorShape.of`).
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class MirrorShape:
     sources: tuple[tuple[str, str], ...] = ()
     #: Whether rows are versions, of a history. Then columns that are there keep their types.
     versions: bool = False
+    #: By table the shapes of those collections whose rows look different.
+    own: tuple[tuple[str, MirrorShape], ...] = ()
 
     def __post_init__(self) -> None:
         if self.text and self.schema:
@@ -160,7 +163,10 @@ class MirrorShape:
         stored |= {"keyPattern": self.keys.pattern} if self.keys.pattern else {}
         stored |= {"rename": dict(self.sources)} if self.sources else {}
         stored |= {"versions": True} if self.versions else {}
-        return json.dumps(stored | ({"full": True} if self.full else {}))
+        stored |= {"full": True} if self.full else {}
+        if self.own:
+            stored["collections"] = {name: json.loads(one.to_property()) for name, one in self.own}
+        return json.dumps(stored)
 
     def to_json(self) -> str:
         return json.dumps(json.loads(self.to_property()) | {"toText": self.to_text})
@@ -180,10 +186,30 @@ class MirrorShape:
             keys=KeyColumns(stored.get("keyFormat") == "string", stored.get("keyPattern", "")),
             sources=tuple(stored.get("rename", {}).items()),
             versions=stored.get("versions", False),
+            own=tuple(
+                (name, cls.of_json(json.dumps(one | {"toText": stored.get("toText", False)})))
+                for name, one in stored.get("collections", {}).items()
+            ),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MirrorShape.of_json, (self.to_json(),)
+
+    def of(self, table: str) -> MirrorShape:
+        """How the rows of a table look."""
+        return self._own.get(table, self)
+
+    @cached_property
+    def _own(self) -> dict[str, MirrorShape]:
+        return dict(self.own)
+
+    @property
+    def follows_any(self) -> bool:
+        return any(shape.follows for shape in (self, *self._own.values()))
+
+    @property
+    def own_schemas(self) -> dict[str, pa.Schema]:
+        return {table: shape.arrow_schema for table, shape in self.own}
 
     def read_options(self, options: ReadOptions) -> ReadOptions:
         """The source's options, so that it gives values as this shape wants them."""
@@ -232,31 +258,50 @@ class MirrorShape:
             columns += VERSION_COLUMNS.items()
         return pa.schema(columns)
 
-    def grown(self, found: Iterable[Mapping[str, Type]]) -> MirrorShape | None:
-        """The shape with columns for what was seen; None if that is this one."""
+    def grown(self, found: Iterable[Mapping[str, Mapping[str, Type]]]) -> MirrorShape | None:
+        """The shape with columns for what was seen, by table; None if that is this one."""
+        by_table: dict[str, list[Mapping[str, Type]]] = {}
+        for tables in found:
+            for table, seen in tables.items():
+                by_table.setdefault(table, []).append(seen)
+        made, own = self, dict(self.own)
+        for table, several in sorted(by_table.items()):
+            wider = self.of(table)._wider(several)
+            if not table:
+                made = wider
+            elif wider != self.of(table):
+                own[table] = replace(wider, own=())
+        made = replace(made, own=tuple(sorted(own.items())))
+        return made if made != self else None
+
+    def _wider(self, found: Iterable[Mapping[str, Type]]) -> MirrorShape:
         new: dict[str, Type] = {}
-        types = dict(self._types)
+        wider = dict(self._types)
         for seen in found:
             for name, kind in seen.items():
-                if name in types and self.versions:
+                if name in wider and self.versions:
                     continue  # older versions cannot be read again: what does not fit is rescued
-                if name in types:
-                    types[name] = settled(merged(types[name], kind, to_text=self.to_text))
+                if name in wider:
+                    wider[name] = settled(merged(wider[name], kind, to_text=self.to_text))
                 else:
                     new[name] = merged(new.get(name, VOID), kind, to_text=True)
+        types = dict(self._types)
         lower = {name.lower() for name in types}
         size = sum(map(count, types.values()))
         full = self.full
-        for name in sorted(new):
-            kind = settled(new[name])
-            if size + count(kind) > _MOST_COLUMNS:
+        for name in (*self._types, *sorted(new)):
+            kind = wider.get(name) or settled(new[name])
+            if name not in types and name.lower() in lower:
+                continue
+            growth = count(kind) - (count(types[name]) if name in types else 0)
+            if growth > 0 and size + growth > _MOST_COLUMNS:
                 full = True
-            elif name.lower() not in lower:
-                lower.add(name.lower())
-                types[name] = kind
-                size += count(kind)
+                continue
+            lower.add(name.lower())
+            types[name] = kind
+            size += growth
         if types == self._types and full == self.full:
-            return None
+            return self
         fields = [
             {"name": name, "type": kind, "nullable": True, "metadata": {}}
             for name, kind in types.items()
@@ -265,7 +310,15 @@ class MirrorShape:
 
     def only_adds_to(self, before: MirrorShape) -> bool:
         """Whether rows of the shape before are rows of this one, with nulls in new columns."""
-        same = replace(self, schema=before.schema, full=before.full) == before
+        return all(
+            self.of(table)._has_columns_of(before.of(table))
+            for table in ("", *self._own, *before._own)
+        )
+
+    def _has_columns_of(self, before: MirrorShape) -> bool:
+        same = replace(self, schema=before.schema, full=before.full, own=()) == replace(
+            before, own=()
+        )
         return same and before._types.items() <= self._types.items()
 
     def reasons(self, values: Any) -> list[str | None]:

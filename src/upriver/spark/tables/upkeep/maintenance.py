@@ -51,8 +51,9 @@ def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Ca
         raise ConfigError(
             f"a pipeline is running on {tables.root.url}, and compacts its tables by itself"
         )
-    for table in tables.data_tables().values():
-        tables.schema = table.snapshot.arrow_schema()
+    tables.own_schemas = {
+        name: table.snapshot.arrow_schema() for name, table in tables.data_tables().items()
+    }
     before = {name: len(table.files) for name, table in tables.all_tables().items()}
     tables.apply_pending()
     tables.compact(ThisProcess(), everything=True)
