@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from pyspark.sql import Row, SparkSession
 from sparkkit import Reading, documents, documents_of, fill, folded, name_of, row_of, stored, update
 
-from upriver.spark import mirror, verify
+from upriver.errors import ConfigError
+from upriver.spark import mirror, read_table, verify
 from upriver.spark.functions.fold import fold
 from upriver.spark.runtime.spark_versions import has_admission_control
 from upriver.testing import TemporaryProducer
@@ -136,3 +138,30 @@ def test_a_mirror_equals_its_bucket_after_a_failover(spark: SparkSession, tmp_pa
         found = verify(spark, source=producer.source, table=str(table))
         assert found.verdict == "equal"
         assert found.equal == len(documents(producer.bucket))
+
+
+def test_values_of_a_table_are_read_as_variants(spark: SparkSession, tmp_path: Path) -> None:
+    with TemporaryProducer(vbuckets=VBUCKETS) as producer:
+        producer.write(b"ann", b'{"name": "Ann", "tags": ["a", "b"]}', vbucket=0)
+        producer.write(b"bob", b'{"name": 7}', vbucket=1)
+        producer.write(b"bad", b"no JSON", vbucket=2)
+        plain, columns = tmp_path / "plain", tmp_path / "columns"
+        for table, schema in ((plain, None), (columns, "name string")):
+            mirror(
+                spark, source=producer.source, table=table, once=True, value_schema=schema
+            ).wait()
+    read = read_table(spark, plain, variant=True)
+    assert read.schema["value"].dataType.typeName() == "variant"
+    rows = read.selectExpr(
+        "string(key) AS key",
+        "try_variant_get(value, '$.name', 'string') AS name",
+        "try_variant_get(value, '$.tags[1]', 'string') AS tag",
+        "_corrupt_record AS bad",
+    ).collect()
+    assert {row.key: (row.name, row.tag, row.bad) for row in rows} == {
+        "ann": ("Ann", "b", None),
+        "bob": ("7", None, None),
+        "bad": (None, None, b"no JSON"),
+    }
+    with pytest.raises(ConfigError, match="has no column value"):
+        read_table(spark, columns, variant=True)

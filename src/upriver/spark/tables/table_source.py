@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from ...errors import ConfigError
+from ..functions.parse import parse
 from ..runtime.internals import may_push_filters
 from ..source.filter_classes import (
     EqualTo,
@@ -60,10 +61,14 @@ _OPTIONS: Final = {
 _TASK_BYTES: Final = 64 * 1024 * 1024
 
 
-def read_table(spark: SparkSession, table: str | os.PathLike[str], **options: Any) -> DataFrame:
+def read_table(
+    spark: SparkSession, table: str | os.PathLike[str], *, variant: bool = False, **options: Any
+) -> DataFrame:
     """A table as a frame; ``options`` are those of the format ``upriver-table``.
 
-    They are spelled as in Spark or in Python: ``versionAsOf=7`` or ``version_as_of=7``.
+    They are spelled as in Spark or in Python: ``versionAsOf=7`` or ``version_as_of=7``. With
+    ``variant`` the values of documents, which the table has as bytes or text, are of Spark's type
+    VARIANT; those that are no JSON are null, with their bytes in ``_corrupt_record``.
     """
     from ..session import register
 
@@ -84,7 +89,15 @@ def read_table(spark: SparkSession, table: str | os.PathLike[str], **options: An
     storage = Storage.parse(table, given)
     if storage.options:  # the driver's environment is not that of the executors
         chosen["storageOptions"] = json.dumps(dict(storage.options))
-    return spark.read.format(NAME).options(**chosen).load(storage.url)
+    rows = spark.read.format(NAME).options(**chosen).load(storage.url)
+    if not variant:
+        return rows
+    if "value" not in rows.columns:
+        raise ConfigError(
+            f"variant: {storage.url} has no column value, because its documents have columns of "
+            "their own; read a mirror that was made without valueSchema"
+        )
+    return parse(rows)
 
 
 class TableSource(DataSource):
