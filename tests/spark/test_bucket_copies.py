@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from sparkkit import PATIENCE, names, stored
 
-from upriver.errors import ConfigError
+from upriver.consumer.transport.connection_string import Source
+from upriver.consumer.writing.documents import Documents
+from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import Op
 from upriver.spark.copying import copy
 from upriver.spark.sink.row_edits import FENCE_PREFIX
+from upriver.spark.source.live_keys import LiveKeys, remainder
 from upriver.spark.source.restate import Restated
 from upriver.testing import TemporaryProducer
 
 #: A document's place, and all that a copy has of it.
-Documents = dict[tuple[str, str, bytes], tuple[bytes, int, int, int, int]]
+Found = dict[tuple[str, str, bytes], tuple[bytes, int, int, int, int]]
 
 
 @pytest.fixture
@@ -34,19 +41,16 @@ def target() -> Iterator[TemporaryProducer]:
         yield producer
 
 
-def documents(producer: TemporaryProducer) -> Documents:
+def documents(producer: TemporaryProducer) -> Found:
     bucket = producer.bucket
-    return {
-        (*names(bucket, change.collection), change.key): (
-            change.value,
-            change.cas,
-            change.rev,
-            change.flags,
-            change.time,
-        )
-        for change in stored(bucket)
-        if change.op is Op.MUTATION and not change.key.startswith(FENCE_PREFIX)
-    }
+    found: Found = {}
+    for change in stored(bucket):
+        if change.op is Op.MUTATION and not change.key.startswith(FENCE_PREFIX):
+            with suppress(StoreRefusal):  # its collection is being dropped
+                place = names(bucket, change.collection)
+                version = change.value, change.cas, change.rev, change.flags, change.time
+                found[*place, change.key] = version
+    return found
 
 
 def copy_once(
@@ -62,6 +66,7 @@ def copy_once(
         target.source,
         checkpoint=checkpoint,
         once=True,
+        anew=options.pop("anew", "") == "true",
         source_options=options,
     )
     try:
@@ -134,6 +139,104 @@ def test_random_histories_are_copied(
     assert documents(target) == documents(source)
 
 
+def put(producer: TemporaryProducer, collection: int, value: bytes, *keys: bytes) -> None:
+    for key in keys:
+        producer.write(key, value, collection=collection)
+
+
+def test_collections_are_created_and_dropped_in_the_copy_too(
+    spark: SparkSession, tmp_path: Path, source: TemporaryProducer, target: TemporaryProducer
+) -> None:
+    bucket, keys = source.bucket, [b"k%d" % number for number in range(12)]
+    shop = bucket.create_scope("shop").id
+    orders, carts = (bucket.create_collection(shop, name).id for name in ("orders", "carts"))
+    theirs = target.bucket.create_collection(0, "theirs").id  # never of the source
+    target.write(b"k", b"{}", collection=theirs)
+    for _ in range(3):
+        put(source, orders, b"old", *keys)
+    put(source, carts, b"{}", *keys)
+
+    def is_equal() -> bool:
+        found = {name: one for name, one in documents(target).items() if name[1] != "theirs"}
+        return found == documents(source)
+
+    query = copy(spark, source.source, target.source, checkpoint=tmp_path)
+    try:
+        becomes(query, is_equal)
+        late = bucket.create_collection(shop, "late").id
+        put(source, late, b"late", *keys)
+        becomes(query, is_equal)
+        bucket.drop_collection(carts)  # the name is never used again
+        becomes(query, is_equal)
+        assert names_of(target) == names_of(source) | {"_default.theirs"}
+        bucket.drop_collection(orders)  # and made again at once, with fewer documents
+        orders = bucket.create_collection(shop, "orders").id
+        put(source, orders, b"new", *keys[:3])
+        becomes(query, is_equal)
+    finally:
+        query.stop()
+    # the same while nothing is copied
+    bucket.drop_collection(orders)
+    orders = bucket.create_collection(shop, "orders").id
+    put(source, orders, b"newest", *keys[2:6])
+    bucket.drop_collection(late)
+    copy_once(spark, source, target, tmp_path)
+    assert is_equal()
+    assert ("_default", "theirs", b"k") in documents(target)
+    assert names_of(target) == names_of(source) | {"_default.theirs"}
+
+
+def names_of(producer: TemporaryProducer) -> set[str]:
+    with Documents(Source.parse(producer.source)) as opened:
+        return {".".join(name) for name in opened.collections.live_names().values()}
+
+
+def becomes(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert query.exception() is None, query.exception()
+        assert time.monotonic() < deadline, "it stays different"
+        time.sleep(0.1)
+
+
+def test_a_chain_of_copies_goes_back_with_its_first_bucket_and_with_the_second(
+    spark: SparkSession, tmp_path: Path, source: TemporaryProducer, target: TemporaryProducer
+) -> None:
+    keys = [b"k%d" % number for number in range(30)]
+    with TemporaryProducer(vbuckets=2) as last:
+
+        def copied(**options: Any) -> None:
+            copy_once(spark, source, target, tmp_path / "1", **options)
+            copy_once(spark, target, last, tmp_path / "2")
+
+        put(source, 0, b"first", *keys)
+        source.delete(keys[0])
+        before = [source.bucket.vbucket_stats(vbucket).high_seqno for vbucket in range(4)]
+        put(source, 0, b"lost", b"lost-new", *keys[:20])
+        put(source, 0, b"lost too", *keys[:10])
+        source.delete(keys[25])
+        copied()
+        assert documents(last) == documents(target) == documents(source)
+        # what the first goes back to is older than what the others have
+        for vbucket in range(4):
+            source.fail_over(vbucket, before[vbucket])
+        copied()
+        assert documents(last) == documents(target) == documents(source)
+        put(source, 0, b"after", b"lost-new", *keys[5:15])
+        copied()
+        assert documents(last) == documents(target) == documents(source)
+        # the second loses what was written into it, which only a new start of the first copy mends
+        put(source, 0, b"new", b"one more", *keys[10:20])
+        source.delete(keys[28])
+        copied()
+        for vbucket in range(8):
+            lose(target, vbucket, 2)
+        copied()
+        assert documents(last) == documents(target) != documents(source)
+        copied(anew="true")
+        assert documents(last) == documents(target) == documents(source)
+
+
 def test_a_bucket_is_not_copied_into_itself(
     spark: SparkSession, tmp_path: Path, source: TemporaryProducer
 ) -> None:
@@ -150,8 +253,37 @@ def test_a_restated_row_tells_which_documents_are_gone() -> None:
         True,
         False,
     ]
+    odd = Restated(vbucket=0, vbuckets=1, keys=frozenset(), part=1, parts=2)
+    assert Restated.of_json(odd.to_json()) == odd
+    keys = [b"%d" % number for number in range(100)]
+    assert [key for key in keys if odd.excludes(key)] == [k for k in keys if remainder(k, 2) == 1]
     elsewhere = Restated(vbucket=1, vbuckets=1024, keys=frozenset())
     assert not elsewhere.excludes(b"c")
     for wrong in (None, b"{}", '{"vbucket": 9, "vbuckets": 4, "keys": []}', b"[", b"x" * 2**23):
         with pytest.raises(Exception, match="DCP-BAD-ROW: a row with op restated"):
             Restated.of_json(wrong)
+
+
+def test_live_keys_are_the_same_in_memory_and_in_files() -> None:
+    dice = random.Random(5)
+    model: dict[str, set[bytes]] = {"a": set(), "b": set(), "empty": set()}
+    small, large = LiveKeys(most=50), LiveKeys()
+    for _ in range(3_000):
+        place, key = dice.choice("ab"), b"key-%d" % dice.randrange(400)
+        lives = dice.random() < 0.7
+        for keys in (small, large):
+            keys.add(place, key, lives=lives)
+        model[place].add(key) if lives else model[place].discard(key)
+        if dice.random() < 0.001:
+            small.forget("b")
+            large.forget("b")
+            model["b"].clear()
+    for place, expected in model.items():
+        parts = list(small.take(place))
+        assert set().union(*(part.keys for part in parts)) == expected
+        assert sum(len(part.keys) for part in parts) == len(expected)
+        assert all(remainder(key, p.parts) == p.part for p in parts for key in p.keys)
+        assert (len(parts) > 1) == (place != "empty")
+        (whole,) = large.take(place)
+        assert whole.keys == expected
+    small.close()

@@ -115,8 +115,11 @@ class ReadOptions:
         self._refuse(Use.STREAM, "a batch")
         if self.starting == "latest":
             raise ConfigError("startingOffsets: a batch read from latest has no rows")
-        if self.restate_on_rollback:
-            raise ConfigError("onRollback: restate has no meaning for a batch")
+        if self.restate_on_rollback and (self.starting != "earliest" or self.ending is not None):
+            raise ConfigError(
+                "onRollback: in a batch, restate gives all documents; leave startingOffsets and "
+                "endingOffsets out"
+            )
         return self
 
     def for_stream(self) -> Self:
@@ -146,6 +149,10 @@ class WriteOptions:
     #: Names of columns by role: key, value, op, expiry, flags, datatype, and so on.
     columns: Mapping[str, str]
     check_cas: bool
+    #: Whether rows replace versions that are newer by CAS and revision.
+    overwrite: bool
+    #: Whether collections are created, and dropped ones passed over.
+    create_collections: bool
     #: Connections per task and node.
     connections: int
     #: Writes in flight per connection.
@@ -170,7 +177,9 @@ class WriteOptions:
             collection=_collection("collection", given["collection"]),
             columns=columns,
             given=given.names,
-            **given.fields("checkCas", "connections", "batchSize", *_TIMEOUTS),
+            overwrite=given["onConflict"] == "source",
+            **given.fields("checkCas", "createCollections", "connections", "batchSize"),
+            **given.fields(*_TIMEOUTS),
         )
 
     def columns_in(self, frame: Collection[str]) -> dict[str, str]:

@@ -37,6 +37,12 @@ __all__ = ["copy"]
     help="The directory with the positions: the same at every start.",
 )
 @click.option("--once", is_flag=True, help="Copy what is there now, then stop.")
+@click.option(
+    "--anew",
+    is_flag=True,
+    help="Write all documents first, and remove others: for a TARGET that has lost documents, "
+    "such as in a failover.",
+)
 @name_value_option("--target-option", "target_pairs", "Any option of the format dcp for TARGET.")
 @json_option()
 @source_settings
@@ -47,6 +53,7 @@ def copy(
     target: str,
     checkpoint: Path,
     once: bool,
+    anew: bool,
     target_pairs: dict[str, str],
     as_json: bool,
     **options: Any,
@@ -54,10 +61,12 @@ def copy(
     """Copy the documents of a bucket into another one, and go on with its changes.
 
     SOURCE and TARGET are couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. Documents keep
-    their CAS, revision, flags and expiry; extended attributes are not copied. Collections that
-    TARGET does not have are created at the start. If a failover of the source loses changes, the
-    documents of its vbuckets are read again, and TARGET gets the versions that SOURCE has, and
-    loses documents that SOURCE does not have: use a TARGET that nobody else writes to.
+    their CAS, revision, flags and expiry; extended attributes are not copied. Collections are
+    created in TARGET as in SOURCE, and those that SOURCE drops are dropped there. If a failover of
+    SOURCE loses changes, the documents of its vbuckets are read again, and TARGET gets the versions
+    that SOURCE has, and loses documents that SOURCE does not have: use a TARGET that nobody else
+    writes to. TARGET may be the SOURCE of another copy. What a failover of TARGET loses is not
+    noticed: start with --anew then.
 
     User and password of TARGET come from the environment, or --target-option user=NAME and
     --target-option passwordFile=FILE.
@@ -80,6 +89,7 @@ def copy(
                 target,
                 checkpoint=checkpoint.absolute(),
                 once=once,
+                anew=anew,
                 source_options=given,
                 target_options=target_pairs,
             )

@@ -47,6 +47,7 @@ __all__ = [
     "request_name",
     "shown_key",
     "store",
+    "unless_dropped",
     "upsert",
     "written",
 ]
@@ -160,18 +161,18 @@ class Edit(ABC):
 class Conversation(Edit):
     """An edit that may need several requests, driven by a generator."""
 
-    __slots__ = ("_plan", "_steps", "last_wins")
+    __slots__ = ("_steps", "last_wins", "plan")
 
     def __init__(
         self, key: bytes, collection: int, plan: Callable[[], Steps], *, last_wins: bool = False
     ) -> None:
         super().__init__(key, collection)
         self.last_wins = last_wins
-        self._plan = plan
+        self.plan = plan
         self.begin()
 
     def begin(self) -> None:
-        self._steps = self._plan()
+        self._steps = self.plan()
         self.ask = next(self._steps)
 
     def hear(self, answer: Response | None) -> bool:
@@ -290,6 +291,23 @@ def _checked_removal(key: bytes, cas: int) -> Steps:
     if answer is not None and answer.status is Status.NOT_FOUND:
         return Outcome.UNCHANGED
     return written(answer, key)
+
+
+def unless_dropped(edit: Conversation) -> Conversation:
+    """The edit, which does nothing if its collection was dropped."""
+    plan = edit.plan
+
+    def steps() -> Steps:
+        try:
+            return (yield from plan())
+        except StatusError as problem:
+            if problem.status is not Status.UNKNOWN_COLLECTION:
+                raise
+            return Outcome.UNCHANGED
+
+    edit.plan = steps
+    edit.begin()
+    return edit
 
 
 # ---- steps that several edits share ------------------------------------------------------

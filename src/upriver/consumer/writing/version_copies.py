@@ -49,21 +49,24 @@ def copied(
     cas: int,
     rev: int,
     restores: bool = False,
+    overwrite: bool = False,
     collection: int = 0,
     flags: int = 0,
     expiry: int = 0,
     json: bool = False,
-) -> Edit:
+) -> Conversation:
     """Writes a version with the CAS and revision of its source, unless a newer version exists.
 
-    With ``restores`` it also replaces a newer version, which the source has lost by a rollback.
+    With ``restores`` it also replaces a newer version, which the source has lost by a rollback;
+    with ``overwrite`` too, where that is rare.
     """
     document = WantedDocument.checked(key, value, flags, expiry, json)
-    steps = _restored if restores else _copied
-    return Conversation(key, collection, partial(steps, document, cas, rev))
+    if restores:
+        return Conversation(key, collection, partial(_restored, document, cas, rev))
+    return Conversation(key, collection, partial(_copied, document, cas, rev, overwrite))
 
 
-def _copied(document: WantedDocument, cas: int, rev: int) -> Steps:
+def _copied(document: WantedDocument, cas: int, rev: int, overwrite: bool) -> Steps:
     extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
     answer = yield Ask(Form.SET_META, extras, document.value, 0, document.datatype)
     if answer is None or answer.status is not Status.EXISTS:
@@ -78,6 +81,9 @@ def _copied(document: WantedDocument, cas: int, rev: int) -> Steps:
                 context="the bucket has another document with the same CAS and revision; to "
                 "change a document that was read from it, write it without these columns",
             )
+        return Outcome.UNCHANGED
+    if overwrite:
+        return (yield from _restored(document, cas, rev))
     return Outcome.UNCHANGED
 
 
@@ -91,19 +97,30 @@ def _restored(document: WantedDocument, cas: int, rev: int) -> Steps:
 
 
 def copied_removal(
-    key: bytes, *, cas: int, rev: int, collection: int = 0, expired: bool = False
-) -> Edit:
+    key: bytes,
+    *,
+    cas: int,
+    rev: int,
+    collection: int = 0,
+    expired: bool = False,
+    overwrite: bool = False,
+) -> Conversation:
     """As `copied`, for the tombstone of a document that was deleted or expired at its source."""
-    return Conversation(key, collection, partial(_copied_removal, key, cas, rev, expired))
+    steps = partial(_copied_removal, key, cas, rev, expired, overwrite)
+    return Conversation(key, collection, steps)
 
 
-def _copied_removal(key: bytes, cas: int, rev: int, expired: bool) -> Steps:
+def _copied_removal(key: bytes, cas: int, rev: int, expired: bool, overwrite: bool) -> Steps:
     # Servers compare the time of a deletion when they compare versions. So it must not depend on
     # when this client writes the tombstone. It is derived from the CAS, which is a time.
     extras = _WITH_META.pack(0, min(cas // _NANOSECONDS, _U32_MAX), rev, cas)
-    if expired:
-        extras += _OPTIONS.pack(WithMetaOption.EXPIRATION)
-    answer = yield Ask(Form.DELETE_META, extras)
+    option = WithMetaOption.EXPIRATION if expired else WithMetaOption.NONE
+    answer = yield Ask(Form.DELETE_META, extras + (_OPTIONS.pack(option) if option else b""))
+    if overwrite and answer is not None and answer.status is Status.EXISTS:
+        meta = yield from get_meta(key)
+        if meta is not None and not meta.deleted:
+            forced = _OPTIONS.pack(option | WithMetaOption.SKIP_CONFLICT_RESOLUTION)
+            answer = yield Ask(Form.DELETE_META, extras + forced)
     if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
         return Outcome.UNCHANGED
     return written(answer, key)

@@ -27,6 +27,7 @@ __all__ = ["Changes", "changes_for"]
 
 _DOCUMENT: Final = ("vbucket", "scope", "collection", "key")
 _DELETES: Final = "vbucket int, scope string, collection string, key binary"
+_BEGUN: Final = "_vbucket int, _scope string, _collection string, _seqno bigint"
 
 #: Returns scope, collection and key of all documents that a database has of some vbuckets.
 Held: TypeAlias = Callable[[Sequence[int]], Iterable[tuple[str, str, bytes]]]
@@ -62,7 +63,7 @@ def changes_for(batch: DataFrame, held: Held | None = None) -> Iterator[Changes]
             )
         others = [name for name in rows.columns if name not in _DOCUMENT]
         newest = (
-            rows.where(~f.col("op").isin(ROLLBACK, RESTATED))
+            _of_present_collections(rows, marked)
             .groupBy(*_DOCUMENT)
             .agg(f.max_by(f.struct(*others), f.struct("branch", "seqno")).alias("newest"))
         )
@@ -82,21 +83,48 @@ def changes_for(batch: DataFrame, held: Held | None = None) -> Iterator[Changes]
         rows.unpersist()
 
 
-def _gone(marked: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, bytes]]:
-    """The documents that the database has and the bucket has not, of the restated vbuckets."""
-    if not marked:
-        return []
+def _of_present_collections(rows: DataFrame, marked: Sequence[Row]) -> DataFrame:
+    """Rows of documents, without those of collections that began anew in the same batch."""
+    from pyspark.sql import functions as f
+
     from ..source.restate import Restated
 
+    documents = rows.where(~f.col("op").isin(ROLLBACK, RESTATED))
+    restated = [(row, Restated.of_json(row["value"])) for row in marked if row["op"] == RESTATED]
+    begun = [
+        (row["vbucket"], row["scope"], row["collection"], part.begun)
+        for row, part in restated
+        if part.begun
+    ]
+    if not begun:
+        return documents
+    named = rows.sparkSession.createDataFrame(begun, _BEGUN)
+    older = (
+        (f.col("vbucket") == f.col("_vbucket"))
+        & (f.col("scope") == f.col("_scope"))
+        & (f.col("collection") == f.col("_collection"))
+        & (f.col("seqno") < f.col("_seqno"))
+    )
+    return documents.join(f.broadcast(named), older, "left_anti")
+
+
+def _gone(marked: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, bytes]]:
+    """The documents that the database has and the bucket has not, of the restated vbuckets."""
+    from ..source.restate import Restated
+
+    read = [(row["scope"], row["collection"], Restated.of_json(row["value"])) for row in marked]
+    if held is None:  # a collection that is new has no documents from before, as a rule
+        read = [one for one in read if one[2].whole]
+    if not read:
+        return []
     if held is None:
         raise ConfigError(
             "held: after a rollback the documents that the database has must be known, to delete "
             "those that the bucket has lost; give a function that returns them by vbucket"
         )
     parts: dict[tuple[str, str], list[Restated]] = {}
-    for row in marked:
-        part = Restated.of_json(row["value"])
-        parts.setdefault((row["scope"], row["collection"]), []).append(part)
+    for scope, collection, part in read:
+        parts.setdefault((scope, collection), []).append(part)
     vbuckets = sorted({part.vbucket for some in parts.values() for part in some})
     return [
         (part.vbucket, scope, collection, key)

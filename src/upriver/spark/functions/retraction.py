@@ -83,7 +83,9 @@ def compensated(rows: Iterable[_Row], held: HeldDocuments) -> Iterator[tuple[int
         if known is None or _version(row) > _version(known):
             newest[name] = row
     for name, row in newest.items():
-        yield from _changed(name, row, held)
+        # a row from before its collection began anew is of a document that is gone
+        if all(row["seqno"] >= part.begun for part in restated.get(name[:2], ())):
+            yield from _changed(name, row, held)
     gone = [
         name
         for name in (held.names() if restated else ())

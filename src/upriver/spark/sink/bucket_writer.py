@@ -46,6 +46,7 @@ from ..options import WriteOptions
 from .removals import remove_others
 from .row_edits import FENCE_PREFIX, Edits, roles_of
 from .stream_writer_base import ArrowStreamWriter
+from .target_collections import created_collection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +58,8 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 #: Digits of a batch's number, which has 64 bits in Spark.
 _MAX_FENCE: Final = 100
+#: Keys of the source in memory, while the target is looked through for others: about 100 MB.
+_MOST_RESTATED: Final = 1_000_000
 
 
 def writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DcpWriter:
@@ -160,15 +163,24 @@ def _write(
             return opened.collections.id_of(name)
         except ConfigError:
             opened.renew()  # the collection may be newer than the known manifest
+            if options.create_collections:
+                return created_collection(options, opened, scope, collection)
             return opened.collections.id_of(name)
 
     edits = Edits(options, roles, find)
+
+    def remove() -> None:
+        opened.flush()
+        if edits.restated:
+            remove_others(options, opened, edits.restated, has_metadata="cas" in roles)
+            edits.restated, edits.restated_keys = {}, 0
+
     for batch in batches:
         for edit in edits.of(batch):
             opened.put(edit)
-    opened.flush()
-    if edits.restated:
-        remove_others(options, opened, edits.restated, has_metadata="cas" in roles)
+        if edits.restated_keys >= _MOST_RESTATED:
+            remove()
+    remove()
     counts = opened.counts
     return TaskWritten(counts.written, counts.unchanged, counts.superseded, query)
 

@@ -8,7 +8,7 @@ source's, so a target has one source.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...consumer.client import Consumer
 from ...consumer.reader_settings import ConsumerSettings
@@ -36,7 +36,7 @@ def remove_others(
     ``has_metadata``: documents have the CAS and the revision of their source.
     """
     now = int(time.time())
-    for collection, key in sorted(_others(options, opened, restated)):
+    for collection, key in _others(options, opened, restated):
         opened.put(
             restored_removal(key, now=now, collection=collection)
             if has_metadata
@@ -47,33 +47,36 @@ def remove_others(
 
 def _others(
     options: WriteOptions, opened: Writer, restated: Mapping[int, Sequence[Restated]]
-) -> set[tuple[int, bytes]]:
-    """The documents that the target has and the source has not."""
+) -> Iterator[tuple[int, bytes]]:
+    """The documents that the target has or had, and the source has not."""
     ranges: dict[tuple[int, int, int], list[Restated]] = {}
     for collection, some in restated.items():
         for one in some:
             ranges.setdefault((collection, one.vbuckets, one.vbucket), []).append(one)
     counts = {count for _, count, _ in ranges}
+    named = [".".join(opened.collections.names(place)) for place in sorted(restated)]
     settings = ConsumerSettings(
         vbuckets=frozenset(vb for _, _, vb in ranges) if counts == {opened.vbuckets} else None,
         end="now",
         values=False,
+        # servers without collections know no filter
+        collections=() if 0 in restated else tuple(named),
         connect_timeout=options.connect_timeout,
         answer_timeout=options.request_timeout,
         wait_at_start=options.retry_timeout,
         give_up_after=options.retry_timeout,
     )
-    found: set[tuple[int, bytes]] = set()
     with Consumer(options.source, access=options.access, settings=settings) as consumer:
         for batch in consumer.batches():
             columns = (batch.column(name).to_pylist() for name in ("op", "collection", "key"))
             for op, collection, key in zip(*columns, strict=True):
-                if op != Op.MUTATION.value:
-                    found.discard((collection, key))
-                elif not key.startswith(FENCE_PREFIX) and any(
-                    one.excludes(key)
-                    for count in counts
-                    for one in ranges.get((collection, count, vbucket_of(key, count)), ())
+                if (
+                    op == Op.MUTATION.value
+                    and not key.startswith(FENCE_PREFIX)
+                    and any(
+                        one.excludes(key)
+                        for count in counts
+                        for one in ranges.get((collection, count, vbucket_of(key, count)), ())
+                    )
                 ):
-                    found.add((collection, key))
-    return found
+                    yield collection, key

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from ...consumer.writing.document_edits import (
+    Conversation,
     Edit,
     checked_removal,
     checked_upsert,
     removal,
     shown_key,
+    unless_dropped,
     upsert,
 )
 from ...consumer.writing.version_copies import copied, copied_removal
@@ -99,12 +101,16 @@ class Edits:
     ) -> None:
         self._roles = roles
         self._check_cas = options.check_cas
+        self._overwrite = options.overwrite
+        self._skips_dropped = options.create_collections
         self._scope, self._collection = options.collection.split(".")
         self._find = find
         self._ids: dict[tuple[str | None, str | None], int] = {}
         self._now = 0
         #: By collection id, what ``restated`` rows have said.
         self.restated: dict[int, list[Restated]] = {}
+        #: How many keys they name.
+        self.restated_keys = 0
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Edit]:
         """The edits of the rows of a batch, in their order."""
@@ -133,7 +139,9 @@ class Edits:
             )
         if op == RESTATED:
             place = self._id(b"", scope, collection)
-            self.restated.setdefault(place, []).append(Restated.of_json(value))
+            told = Restated.of_json(value)
+            self.restated.setdefault(place, []).append(told)
+            self.restated_keys += len(told.keys)
             return None
         if key is None:
             raise UpriverError("DCP-BAD-ROW: a row has no key")
@@ -154,21 +162,33 @@ class Edits:
             }
             value, details["json"] = _body(key, value, datatype)
             if op == RESTATE and cas and rev:
-                return copied(key, value, cas=cas, rev=_unsigned(rev), restores=True, **details)
+                restored = copied(key, value, cas=cas, rev=_unsigned(rev), restores=True, **details)
+                return self._passing(restored)
             return self._writing(key, value, cas, _unsigned(rev), details)
         if op not in (Op.DELETION.value, Op.EXPIRATION.value):
             known = ", ".join(each.value for each in Op)
             raise _bad(key, f"{op!r} is not an op; the ops are {known}")
         if not self._check_cas and cas and rev:
             expired = op == Op.EXPIRATION.value
-            return copied_removal(
-                key, cas=cas, rev=_unsigned(rev), collection=place, expired=expired
+            return self._passing(
+                copied_removal(
+                    key,
+                    cas=cas,
+                    rev=_unsigned(rev),
+                    collection=place,
+                    expired=expired,
+                    overwrite=self._overwrite,
+                )
             )
         return self._removing(key, cas, place)
 
+    def _passing(self, edit: Conversation) -> Edit:
+        return unless_dropped(edit) if self._skips_dropped else edit
+
     def _writing(self, key: bytes, value: bytes, cas: int, rev: int, details: Any) -> Edit:
         if not self._check_cas and cas and rev:
-            return copied(key, value, cas=cas, rev=rev, **details)
+            edit = copied(key, value, cas=cas, rev=rev, overwrite=self._overwrite, **details)
+            return self._passing(edit)
         if 0 < details["expiry"] <= self._now:
             return self._removing(key, cas, details["collection"])
         if self._check_cas:

@@ -3,7 +3,8 @@
 The driver looks how far each vbucket is and splits them over tasks. A task reads at least that far
 and then to the end of the snapshot it is in, so that no key is missing because it moved on; with
 ``endingOffsets`` it stops exactly there. After a failover in the middle a task fails, and its next
-attempt reads what there is then.
+attempt reads what there is then. With ``onRollback=restate`` its rows are those of a restated
+vbucket, for all of them (see `restate`).
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ class DcpBatchReader(DataSourceReader):
         last = self._last(driver, first)
         assert options.vbuckets is not None
         steps = [one for one in steps_between(first, last) if one.vbucket in options.vbuckets]
+        if options.restate_on_rollback:  # of an empty vbucket too, it is said that it has nothing
+            there = {step.vbucket for step in steps}
+            nothing = StreamOffset(0, 0, Snapshot(0, 0))
+            empty = sorted(options.vbuckets - there)
+            steps += [ReadStep(vbucket, 0, nothing, 0) for vbucket in empty]
         return groups_for(options, driver.nodes(), steps)
 
     def _last(self, driver: Driver, first: Offset) -> Offset:

@@ -12,7 +12,13 @@ served now, in one batch. There is no rollback row; these rows come instead:
 Deletions and expirations come as such. A ``restated`` row is complete in itself, so it does not
 matter which task gets it: its columns scope and collection name the collection, and its value is
 JSON with the vbucket, how many vbuckets the bucket has, and the keys as base64. Long lists are
-divided into several rows, each for the keys above ``after`` and up to ``until``.
+divided into several rows, each for the keys above ``after`` and up to ``until``, and of one
+remainder (`live_keys`), so that neither side holds more than a part of them in memory.
+
+A collection that is created in a vbucket, or emptied, is restated there in the same way, because a
+collection of its name from before is gone. Its ``restated`` rows have the seqno (``begun``): rows
+of the batch with a lower one do not count. Nothing is said of collections that stay dropped: the
+stream has only the number of a dropped collection.
 
 If the branch is left behind while a vbucket is being read, its ``restated`` rows are missing; the
 next batch restates the vbucket again.
@@ -23,7 +29,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -34,6 +40,7 @@ from ...errors import UpriverError
 from ...model import Op
 from ..functions.fold import RESTATE, RESTATED
 from ..options import RowFormat
+from .live_keys import KeyPart, LiveKeys, remainder
 from .row_schema import arrow_schema
 from .task_steps import ReadStep
 
@@ -44,6 +51,7 @@ _MOST_KEYS: Final = 1024 * 1024
 _MOST_TEXT: Final = 4 * 1024 * 1024
 _MAX_VBUCKETS: Final = 1 << 16
 
+_PLACE: Final = ("vbucket", "scope", "collection")
 #: A vbucket, a scope and a collection.
 _Place: TypeAlias = tuple[int, str, str]
 
@@ -59,9 +67,18 @@ class Restated:
     #: The part of the keys that is covered: above ``after``, up to ``until``; None for all.
     after: bytes | None = None
     until: bytes | None = None
+    #: And with this remainder.
+    part: int = 0
+    parts: int = 1
+    #: The seqno at which the collection was created or emptied meanwhile; rows below are dead.
+    begun: int = 0
+    #: Whether the whole vbucket is restated, and not only a collection that began.
+    whole: bool = True
 
     def excludes(self, key: bytes) -> bool:
         """Whether a document with this key does not exist at the source."""
+        if self.parts > 1 and remainder(key, self.parts) != self.part:
+            return False
         if self.after is not None and key <= self.after:
             return False
         if self.until is not None and key > self.until:
@@ -75,6 +92,10 @@ class Restated:
                 "vbuckets": self.vbuckets,
                 "after": _text(self.after),
                 "until": _text(self.until),
+                "part": self.part,
+                "parts": self.parts,
+                "begun": self.begun,
+                "whole": self.whole,
                 "keys": [_text(key) for key in sorted(self.keys)],
             }
         )
@@ -93,12 +114,16 @@ class Restated:
                 raise ValueError(f"there is no vbucket {vbucket} of {vbuckets}")
             keys = frozenset(b64decode(key, validate=True) for key in content["keys"])
             after, until = _key(content["after"]), _key(content["until"])
+            part, parts, begun = content["part"], content["parts"], content["begun"]
+            if {type(part), type(parts), type(begun)} != {int} or not 0 <= part < parts:
+                raise ValueError(f"there is no part {part} of {parts}")
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise UpriverError(
                 f"DCP-BAD-ROW: a row with op restated cannot be read ({problem}); leave the "
                 "values of such rows as the source has made them"
             ) from None
-        return cls(vbucket, vbuckets, keys, after, until)
+        whole = content["whole"] is True
+        return cls(vbucket, vbuckets, keys, after, until, part, parts, begun, whole)
 
 
 def _text(key: bytes | None) -> str | None:
@@ -116,12 +141,49 @@ class Restatement:
     rows: RowFormat
     #: By vbucket.
     steps: Mapping[int, ReadStep]
-    _live: dict[_Place, set[bytes]] = field(default_factory=dict)
+    _live: LiveKeys = field(default_factory=LiveKeys)
+    #: Collections that began in a vbucket, and at which seqno.
+    _begun: dict[_Place, int] = field(default_factory=dict)
+    #: Those of which rows were read.
+    _met: set[_Place] = field(default_factory=set)
+
+    def begin(self, vbucket: int, scope: str, collection: str, seqno: int, *, first: bool) -> None:
+        """A collection was created or emptied: documents of its name from before are gone.
+
+        ``first``: nothing of the vbucket was read before this batch.
+        """
+        place = vbucket, scope, collection
+        if not first or place in self._met:
+            self._begun[place] = seqno
+            self._live.forget(place)
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.steps or self._begun)
+
+    def _is_mine(self, changes: pa.RecordBatch) -> Any:
+        whole = pa.array(list(self.steps), pa.int32())
+        mine: Any = pc.is_in(changes.column("vbucket"), whole)
+        by_name: dict[tuple[str, str], list[int]] = {}
+        for vbucket, *name in self._begun:
+            by_name.setdefault((name[0], name[1]), []).append(vbucket)
+        for (scope, collection), vbuckets in by_name.items():
+            there: Any = pc.is_in(changes.column("vbucket"), pa.array(vbuckets, pa.int32()))
+            named: Any = pc.and_(
+                pc.equal(changes.column("scope"), pa.scalar(scope)),
+                pc.equal(changes.column("collection"), pa.scalar(collection)),
+            )
+            mine = pc.or_(mine, pc.fill_null(pc.and_(there, named), False))
+        return mine
 
     def restate(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The rows, with those of documents of the vbuckets as ``restate``."""
-        vbuckets = pa.array(list(self.steps), pa.int32())
-        mine: Any = pc.is_in(changes.column("vbucket"), vbuckets)
+        columns = pa.table({name: changes.column(name) for name in _PLACE})
+        places = columns.group_by(list(_PLACE)).aggregate([]).to_pydict()
+        self._met.update(zip(*(places[name] for name in _PLACE), strict=True))
+        if not self.has_any:
+            return changes
+        mine = self._is_mine(changes)
         if not pc.any(mine).as_py():
             return changes
         for vbucket, op, scope, collection, key in zip(
@@ -131,8 +193,8 @@ class Restatement:
             ),
             strict=True,
         ):
-            live = self._live.setdefault((vbucket, scope, collection), set())
-            live.add(key) if op == Op.MUTATION.value else live.discard(key)
+            place = vbucket, scope, collection
+            self._live.add(place, key, lives=op == Op.MUTATION.value)
         op = changes.column("op")
         chosen: Any = pc.and_(mine, pc.equal(op, pa.scalar(Op.MUTATION.value)))
         content: Any = pc.if_else(chosen, pa.scalar(RESTATE), op)
@@ -140,7 +202,7 @@ class Restatement:
 
     def finished(
         self,
-        vbuckets: Collection[int],
+        vbuckets: Mapping[int, ReadStep],
         count: int,
         collections: Collection[tuple[str, str]],
     ) -> Iterator[pa.RecordBatch]:
@@ -150,32 +212,42 @@ class Restatement:
         read, by the names of their scopes and their own.
         """
         schema = arrow_schema(self.rows)
-        for vbucket in sorted(vbuckets):
-            step = self.steps[vbucket]
+        for vbucket, step in sorted(vbuckets.items()):
             for scope, collection in sorted(collections):
-                live = self._live.pop((vbucket, scope, collection), set())
-                for part in _parts(vbucket, count, live):
-                    text = part.to_json()
-                    row = {
-                        "op": RESTATED,
-                        "vbucket": vbucket,
-                        "seqno": step.end,
-                        "branch": step.branch,
-                        "value": text if self.rows.text else text.encode(),
-                        "scope": scope,
-                        "collection": collection,
-                    }
-                    yield pa.RecordBatch.from_pylist([row], schema=schema)
+                place = vbucket, scope, collection
+                if vbucket not in self.steps and place not in self._begun:
+                    continue
+                blank = Restated(
+                    *(vbucket, count, frozenset()),
+                    begun=self._begun.get(place, 0),
+                    whole=vbucket in self.steps,
+                )
+                for part in self._live.take(place):
+                    for told in _divided(blank, part):
+                        text = told.to_json()
+                        row = {
+                            "op": RESTATED,
+                            "vbucket": vbucket,
+                            "seqno": step.end,
+                            "branch": step.branch,
+                            "value": text if self.rows.text else text.encode(),
+                            "scope": scope,
+                            "collection": collection,
+                        }
+                        yield pa.RecordBatch.from_pylist([row], schema=schema)
+        self._live.close()
 
 
-def _parts(vbucket: int, count: int, live: Collection[bytes]) -> Iterator[Restated]:
+def _divided(blank: Restated, live: KeyPart) -> Iterator[Restated]:
+    """A part of the keys in rows that are not too large."""
+    blank = replace(blank, part=live.part, parts=live.parts)
     after: bytes | None = None
     keys: list[bytes] = []
     size = 0
-    for key in sorted(live):
+    for key in sorted(live.keys):
         if size + len(key) > _MOST_KEYS:
-            yield Restated(vbucket, count, frozenset(keys), after, keys[-1])
+            yield replace(blank, keys=frozenset(keys), after=after, until=keys[-1])
             after, keys, size = keys[-1], [], 0
         keys.append(key)
         size += len(key)
-    yield Restated(vbucket, count, frozenset(keys), after, None)
+    yield replace(blank, keys=frozenset(keys), after=after)

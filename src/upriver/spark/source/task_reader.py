@@ -87,7 +87,7 @@ def read_steps(
         return
     rollbacks = {step.vbucket: step.start for step in steps if step.rolls_back}
     restatement = None
-    if rollbacks and options.restate_on_rollback:
+    if options.restate_on_rollback:
         # a batch may have been planned before the option was given
         steps = [step.from_the_beginning() if step.rolls_back else step for step in steps]
         restatement = Restatement(
@@ -95,14 +95,15 @@ def read_steps(
         )
     elif rollbacks:
         yield builder.rollbacks(rollbacks)
-    whole = frozenset(restatement.steps if restatement is not None else ())
     left: set[int] = set() if skipped is None else skipped
     wanted = {step.vbucket: step for step in steps if step.has_range}
     positions = {vb: _position(step) for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
-        attempt = _Attempt(options, wanted, positions, names, log, anew=anew, whole=whole)
+        attempt = _Attempt(
+            options, wanted, positions, names, log, anew=anew, restatement=restatement
+        )
         for batch in attempt.batches():
             for rows in builder.changes(batch):
                 yield rows if restatement is None else restatement.restate(rows)
@@ -121,12 +122,20 @@ def read_steps(
                 )
             time.sleep(_PAUSE)
             anew = True  # with the newest map
-    if restatement is not None:
-        with _survey(options) as survey:
-            count, collections = len(survey.map().vbuckets), survey.collections()
-        chosen = collections.live(options.collections, options.scope)
-        named = [collections.names(number) for number in chosen]
-        yield from restatement.finished(whole - left, count, named)
+    if restatement is not None and restatement.has_any:
+        done = {step.vbucket: step for step in steps if step.vbucket not in left}
+        yield from _restated(options, restatement, done)
+
+
+def _restated(
+    options: ReadOptions, restatement: Restatement, steps: Mapping[int, ReadStep]
+) -> Iterator[pa.RecordBatch]:
+    """The ``restated`` rows of vbuckets that were read."""
+    with _survey(options) as survey:
+        count, collections = len(survey.map().vbuckets), survey.collections()
+    chosen = collections.live(options.collections, options.scope)
+    named = [collections.names(number) for number in chosen]
+    yield from restatement.finished(steps, count, named)
 
 
 def _survey(options: ReadOptions, patience: float = 0.0) -> Survey:
@@ -166,8 +175,24 @@ def read_whole_snapshots(
     if rollbacks:
         yield builder.rollbacks(rollbacks)
     positions = {step.vbucket: _position(step) for step in steps if step.has_range}
-    if not positions:
-        return
+    restatement = None
+    if options.restate_on_rollback and steps:
+        restatement = Restatement(options.rows, {step.vbucket: step for step in steps})
+    if positions:
+        read = _whole_snapshots(options, steps, positions, wanted, builder, names)
+        yield from map(restatement.restate, read) if restatement is not None else read
+    if restatement is not None:
+        yield from _restated(options, restatement, restatement.steps)
+
+
+def _whole_snapshots(
+    options: ReadOptions,
+    steps: Sequence[ReadStep],
+    positions: Mapping[int, Position],
+    wanted: PushedFilters,
+    builder: RowBuilder,
+    names: _CollectionNames,
+) -> Iterator[pa.RecordBatch]:
     exact = options.ending is not None or wanted.ends
     ends = {step.vbucket: step.end for step in steps}
     with _survey(options, options.retry_timeout) as survey:
@@ -230,7 +255,7 @@ class _Attempt:
         log: CollectionLog,
         *,
         anew: bool,
-        whole: frozenset[int],
+        restatement: Restatement | None,
     ) -> None:
         self._cache_key = CacheKey(
             options.source, options.access, reading_settings(options, rollback=RollbackPolicy.STOP)
@@ -239,8 +264,9 @@ class _Attempt:
         self._steps = steps
         self._positions = positions
         self._names = names
+        self._restatement = restatement
         #: Read to the end of a snapshot, so that no key is missing because it moved on.
-        self._whole = whole
+        self._whole = frozenset(restatement.steps if restatement is not None else ())
         #: Vbuckets that were not read to their end, because their branch is gone.
         self.left_behind: set[int] = set()
         self._log = log
@@ -270,10 +296,20 @@ class _Attempt:
 
     def _happened(self, happened: SystemHappened) -> None:
         """A collection began or ended: what is older of its name is gone."""
-        event = happened.event
-        if isinstance(event, m.CollectionCreated | m.CollectionDropped) and self._steps[
-            happened.vbucket
-        ].wants(event.seqno):
+        event, step = happened.event, self._steps[happened.vbucket]
+        if (
+            self._restatement is not None
+            and isinstance(event, m.CollectionCreated)
+            and (step.wants(event.seqno) or step.vbucket in self._whole)
+        ):
+            with suppress(LookupError):
+                scope, collection = self._names(event.collection)
+                if scope is not None:
+                    self._restatement.begin(
+                        *(happened.vbucket, scope, collection, event.seqno),
+                        first=not step.start,
+                    )
+        if isinstance(event, m.CollectionCreated | m.CollectionDropped) and step.wants(event.seqno):
             self._log.happened(
                 happened.vbucket,
                 event.seqno,

@@ -1,0 +1,55 @@
+"""Creates the collections of a target that rows name, over its management interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ...consumer.transport.management_http import CollectionsManagement
+from ...consumer.writing.writer import Writer
+from ...errors import ConfigError
+from ..options import WriteOptions
+
+__all__ = ["created_collection", "ensure_collection"]
+
+#: Seconds for the nodes to hear of a new collection, and between two looks.
+_PATIENCE: Final = 30.0
+_PAUSE: Final = 0.1
+
+
+def created_collection(options: WriteOptions, opened: Writer, scope: str, collection: str) -> int:
+    """The id of a collection, which is created if it is not there."""
+    name = f"{scope}.{collection}"
+    deadline = time.monotonic() + _PATIENCE
+    tried = False
+    while True:
+        try:
+            return opened.collections.id_of(name)
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise
+        if not tried:
+            ensure_collection(CollectionsManagement(options.source, options.access), name)
+            tried = True
+        opened.renew()
+        time.sleep(_PAUSE)
+
+
+def ensure_collection(management: CollectionsManagement, name: str) -> None:
+    """Creates a collection and its scope, unless they are there; others may do so meanwhile."""
+    scope, _, collection = name.partition(".")
+    with _unless_there():
+        management.create_scope(scope)
+    with _unless_there():
+        management.create_collection(scope, collection)
+
+
+@contextmanager
+def _unless_there() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as problem:
+        if "already exists" not in str(problem):
+            raise
