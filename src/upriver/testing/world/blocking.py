@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar
 from ...consumer.client import Consumer
 from ...consumer.streaming.inbox import Closed, Delivery
 from ...consumer.transport import blocking_connection
-from ...spark.source import consumer_cache, stream_driver, task_reader
+from ...spark.source import consumer_cache, read_ahead, row_size, task_reader
 from ...spark.tables import lease, pipeline
 from ...spark.tables.upkeep import retention
 from .network import Network
@@ -71,7 +71,8 @@ def machine(
         (lease, {"socket": SimpleNamespace(gethostname=_host), "_boot": lambda: "boot"}),
         (lease, {"_started": _started_by(is_running)}),
         (retention, {"ThreadPoolExecutor": _OneAfterTheOther}),
-        (stream_driver, {"Consumer": make}),
+        (read_ahead, {"Consumer": make}),
+        (row_size, {"Consumer": make}),
         (consumer_cache, {"Consumer": make}),
         (task_reader, {"keep": lambda key, consumer: consumer.close()}),
     ]
