@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from ...model import Op
 from ...spark.functions.fold import ROLLBACK
+from ...spark.source.offsets import Offset
 from ...spark.tables.commit_state import TableState
-from ...spark.tables.format.data_files import read_rows
+from ...spark.tables.format.data_files import VALID_TO, read_rows
 from ...spark.tables.format.delta_log import LOG, STATE, DataFile, files_named
 from ...spark.tables.format.key_index import index_path
+from ...spark.tables.rows.row_shape import ENDED_BY
 from .history import Histories, Violation
 from .object_store import ObjectStore, SimulatedStorage
 
@@ -109,6 +111,7 @@ class TableOracle:
         """
         assert state.offset is not None
         shown = self.mirrored("", version)
+        self._check_ends(version, state.offset)
         for vbucket, at in state.offset.progress.items():
             branch = self._histories.branch(vbucket, at.vbuuid)
             if branch is None or self._newest_vbuuid(vbucket) != at.vbuuid:
@@ -123,6 +126,34 @@ class TableOracle:
                         "a version equals the bucket at its positions",
                         f"version {version}, vbucket {vbucket} at {at.seqno}: {key!r} is {found!r} "
                         f"and not {wanted!r}",
+                    )
+
+    def _check_ends(self, version: int, offset: Offset) -> None:
+        """Versions in a history are those of the branch, and each ends where the next begins."""
+        columns = ("vbucket", "key", "value", "seqno", VALID_TO, ENDED_BY)
+        documents: dict[tuple[int, bytes], list[Mapping[str, Any]]] = {}
+        for row in self._rows("", version, columns):
+            if VALID_TO not in row:
+                return
+            documents.setdefault((row["vbucket"], row["key"]), []).append(row)
+        for (vbucket, key), rows in documents.items():
+            at = offset.at(vbucket)
+            branch = self._histories.branch(vbucket, at.vbuuid)
+            is_known = branch is not None and self._newest_vbuuid(vbucket) == at.vbuuid
+            rows.sort(key=lambda row: row["seqno"])
+            for row, after in zip(rows, [*rows[1:], None], strict=True):
+                begin, end = row["seqno"], row[VALID_TO]
+                next_begin = None if after is None else after["seqno"]
+                fits = end == next_begin
+                if row[ENDED_BY] not in (None, Op.MUTATION.value):
+                    fits = begin < end and (next_begin is None or next_begin > end)
+                changes = branch.changes if branch is not None and is_known else {}
+                written = changes.get(begin)
+                if not fits or (changes and (written is None or written.value != row["value"])):
+                    raise Violation(
+                        "versions follow each other as in the bucket",
+                        f"version {version}, vbucket {vbucket}: {key!r} from {begin} to {end}, and "
+                        f"the next from {next_begin}; the bucket has {written!r}",
                     )
 
     def _deleted(self, path: str) -> None:
@@ -141,10 +172,10 @@ class TableOracle:
     # ---- when it has come to rest --------------------------------------------------------
 
     def mirrored(self, table: str, version: int | None = None) -> Documents:
-        """The rows of a version of a mirror, by default the newest."""
+        """The rows of a version of a mirror, by default the newest; of a history the current."""
         found: Documents = {}
-        for row in self._rows(table, version, ("vbucket", "key", "value", "deleted")):
-            if row.get("deleted"):
+        for row in self._rows(table, version, ("vbucket", "key", "value", "deleted", VALID_TO)):
+            if row.get("deleted") or row.get(VALID_TO) is not None:
                 continue
             place = row["vbucket"], row["key"]
             if place in found:

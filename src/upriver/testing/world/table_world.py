@@ -57,7 +57,8 @@ class TableWorld(World):
         self.store.trace = self.trace
         self.storage = SimulatedStorage("memory://table", store=self.store)
         chance = random.Random(f"table {plan.seed}")
-        self.kind: Any = "mirror" if chance.random() < 0.75 else "changelog"
+        which = chance.random()
+        self.kind = "mirror" if which < 0.5 else "history" if which < 0.75 else "changelog"
         self.options = _options(chance, self.kind)
         self.checkpoint_every = chance.choice((2, 4, 50))
         self.dying = chance.choice((0.0, 0.0, 0.1, 0.3))
@@ -67,7 +68,7 @@ class TableWorld(World):
             self.storage,
             self.histories,
             self._newest_vbuuid,
-            is_mirror=self.kind == "mirror",
+            is_mirror=self.kind != "changelog",
             trace=self.trace,
         )
         self.threads = Threads()
@@ -292,11 +293,12 @@ def _options(chance: random.Random, kind: str) -> dict[str, str]:
     rows = chance.choice((1, 3, None))
     if rows is not None:
         options["maxOffsetsPerTrigger"] = str(rows)
-    if kind == "mirror":
+    if kind != "changelog":
         options["groups"] = str(chance.choice((1, 2, 64)))
         options["mergeOnRead"] = chance.choice(("true", "true", "false"))
-        options["keepDeleted"] = chance.choice(("false", "false", "true"))
         options["tablePerCollection"] = chance.choice(("false", "false", "true"))
+    if kind == "mirror":
+        options["keepDeleted"] = chance.choice(("false", "false", "true"))
     return options
 
 
