@@ -1,12 +1,13 @@
-"""Tables: first loads, small updates on mirrors of two sizes, a trickle, and many batches.
+"""Tables: first loads, small updates on tables of two sizes, a trickle, and many batches.
 
-    python benchmarks/tables.py [--docs 1000000] [--quick] [--only loads|updates|batches]
+    python benchmarks/tables.py [--docs 1000000] [--quick] [--only loads|updates|histories|batches]
 
 The first load reads a recorded stream, beside Spark writing the same rows from Parquet to Parquet,
 twice: Java is several times as fast once it has compiled what runs often.
-Updates come from a producer in a process of its own; every batch of them is 10,000 documents
-chosen at random, and its time is what the pipeline itself records. CPU seconds are those of the
-driver, of Java and of the Python workers together, since wall time depends on who else is busy.
+Updates come from a producer in a process of its own, to a mirror and to a history; every batch of
+them is 10,000 documents chosen at random, and its time is what the pipeline itself records. CPU
+seconds are those of the driver, of Java and of the Python workers together, since wall time depends
+on who else is busy.
 Then changes trickle in, 100 a second, and the time from a write's answer to its row in a commit is
 told. The batches are 500 of up to 1,000 updates each, with what the table takes on disk, and 1,000
 commits of one change, after which the table is opened. They have no Spark, which makes no
@@ -23,7 +24,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from machine import machine_line
@@ -40,7 +41,7 @@ from upriver.spark.tables.format.delta_log import log_versions, read_snapshot
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
-from upriver.spark.tables.pipelines import changelog, mirror
+from upriver.spark.tables.pipelines import changelog, history, mirror
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
@@ -148,8 +149,15 @@ def trickle(pipeline: Pipeline, source: str, documents: int, seconds: int) -> st
     )
 
 
-def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) -> None:
-    print(f"batches of {UPDATES:,} random updates on a mirror of {documents:,} documents:")
+def updates(
+    spark: SparkSession,
+    documents: int,
+    batches: int,
+    scratch: Path,
+    start: Callable[..., Pipeline] = mirror,
+) -> None:
+    kind = start.__name__
+    print(f"batches of {UPDATES:,} random updates on a {kind} of {documents:,} documents:")
     chance = random.Random(5)
     with tempfile.TemporaryDirectory() as directory:
         # in a process of its own, so that its memory is not taken for the driver's
@@ -160,8 +168,8 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
         filling.join()
         with serving(Path(directory)) as (port, _):
             text = f"couchbase://127.0.0.1:{port}/default"
-            table = scratch / f"mirror{documents}"
-            mirror(spark, source=text, table=table, once=True).wait()
+            table = scratch / f"{kind}{documents}"
+            start(spark, source=text, table=table, once=True).wait()
             Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
             times, used = [], []
             with BlockingConnection.open(Source.parse(text), Access()) as link:
@@ -172,13 +180,13 @@ def updates(spark: SparkSession, documents: int, batches: int, scratch: Path) ->
                         sets = [kv.Set(key=n, vbucket=vbucket_of(n), value=VALUE) for n in some]
                         link.run_all(map(single, sets))
                     cpu = own_cpu()
-                    pipeline = mirror(spark, source=text, table=table, once=True)
+                    pipeline = start(spark, source=text, table=table, once=True)
                     pipeline.wait()
                     used.append(own_cpu() - cpu)
                     last = pipeline.status().last
                     assert last is not None
                     times.append(last.seconds)
-            pipeline = mirror(spark, source=text, table=table)
+            pipeline = start(spark, source=text, table=table)
             until_caught_up(pipeline)
             slow = trickle(pipeline, text, documents, 2 * batches)
             pipeline.stop()
@@ -267,7 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--only", choices=("loads", "updates", "batches"))
+    parser.add_argument("--only", choices=("loads", "updates", "histories", "batches"))
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     options = parser.parse_args()
     documents = options.docs // (10 if options.quick else 1)
@@ -284,12 +292,13 @@ def main() -> None:
             return
         spark = session("benchmark", master="local[2]")
         spark.sparkContext.setLogLevel("OFF")
-        if options.only != "updates":
+        if options.only in (None, "loads"):
             first_loads(spark, documents, scratch / "cold", "in a Spark that has just started")
             first_loads(spark, documents, scratch / "warm", "in the same Spark again")
-        if options.only != "loads":
-            updates(spark, documents, batches, scratch)
-            updates(spark, 4 * documents, max(3, batches // 4), scratch)
+        for name, start in (("updates", mirror), ("histories", history)):
+            if options.only in (None, name):
+                updates(spark, documents, batches, scratch, start)
+                updates(spark, 4 * documents, max(3, batches // 4), scratch, start)
         spark.stop()
     finally:
         shutil.rmtree(scratch)

@@ -17,7 +17,7 @@ from ..setting_options import (
     source_settings,
     spark_options,
 )
-from ..spark_process import spark_session
+from ..spark_process import spark_when_needed
 from ..wait_messages import waiting_for
 
 __all__ = ["history"]
@@ -49,7 +49,7 @@ def history(source: str, table: str, as_json: bool, **options: Any) -> None:
     from ...spark.tables.pipelines import history as start
 
     given = settings_given(options)
-    with spark_session("upriver history", options) as spark:
+    with spark_when_needed("upriver history", options) as spark:
         with waiting_for(f"{source} to answer, and for Spark to begin"):
             pipeline = start(spark, source=source, table=table, **given)
         watch(pipeline, as_json=as_json)

@@ -38,7 +38,7 @@ def changelog(
 
 
 def history(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     *,
     source: str,
     table: str | os.PathLike[str],
@@ -46,7 +46,7 @@ def history(
 ) -> Pipeline:
     """Starts to keep every version of the documents of a bucket, with when it began and ended.
 
-    ``options`` are those of the format ``dcp`` and of histories, as for `changelog`.
+    ``spark`` and ``options`` are as for `changelog`; options of histories are taken too.
     """
     settings = PipelineSettings.parse("history", source, options)
     return start_pipeline(spark, settings, place_of(table, settings))
