@@ -19,6 +19,7 @@ from running import finished, running
 from upriver.cli.commands.mirror import mirror
 from upriver.cli.commands.report import report
 from upriver.errors import ConfigError
+from upriver.spark.source.task_steps import SMALL_BATCH
 from upriver.testing import TemporaryProducer
 
 #: Spark for a short life on a small machine.
@@ -31,6 +32,24 @@ def producer() -> Iterator[TemporaryProducer]:
         for number in range(30):
             producer.write(b"k%d" % number, b'{"n":%d}' % number)
         yield producer
+
+
+def test_a_worker_that_does_not_start_is_started_again(tmp_path: Path) -> None:
+    """As on a machine that is so busy that Spark gives a worker up."""
+    python, tried = tmp_path / "python", tmp_path / "tried"
+    python.write_text(
+        f'#!/bin/sh\n[ -e {tried} ] || {{ touch {tried}; exit 1; }}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o700)
+    table = tmp_path / "documents"
+    with TemporaryProducer(vbuckets=4) as large:  # fewer changes would be read without Spark
+        for number in range(SMALL_BATCH + 1):
+            large.write(b"k%d" % number, b"{}")
+        named = {"PYSPARK_PYTHON": str(python)}
+        made = finished("mirror", large.source, table, "--once", *QUICK, **named)
+    assert made.returncode == 0, made.stderr
+    assert tried.exists()
+    assert DeltaTable(table).count() == SMALL_BATCH + 1
 
 
 def test_a_mirror_is_made_verified_compacted_and_reported(
@@ -46,10 +65,12 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     made = finished("mirror", producer.source, table, "--config", settings, *QUICK)
     assert made.returncode == 0, made.stderr
     assert "log" not in made.stderr, "what Java says while it starts"
+    assert "WARN" not in made.stderr
     told = json.loads(made.stdout)
     assert (told["state"], told["changes"], told["batches"]) == ("done", 30, 2)
     compared = finished("verify", producer.source, table, *QUICK)
     assert compared.returncode == 0, compared.stderr
+    assert "WARN" not in compared.stderr
     assert compared.stdout.startswith("equal: 30 documents are equal, 0 missing")
     compacted = finished("compact", table)
     assert compacted.returncode == 0, compacted.stderr

@@ -61,6 +61,23 @@ def test_a_cluster_gets_only_what_holds_anywhere(config: dict[str, str]) -> None
     assert sessions.settings(config) == {SOCKETS: "true", **config}
 
 
+@pytest.mark.parametrize(
+    ("master", "retried"),
+    [
+        ("local", "local[1,4]"),
+        ("local[3]", "local[3,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[3, 2]", "local[3, 2]"),
+        ("local-cluster[2,3,1024]", "local-cluster[2,3,1024]"),
+        ("spark://h:7077", "spark://h:7077"),
+    ],
+)
+def test_tasks_of_a_local_master_are_tried_again_unless_it_says_how_often(
+    master: str, retried: str
+) -> None:
+    assert sessions.retrying(master) == retried
+
+
 def test_what_the_caller_configures_wins() -> None:
     config = {"spark.master": "local[2]", PARTITIONS: "7", "spark.ui.enabled": "true"}
     chosen = sessions.settings(config)

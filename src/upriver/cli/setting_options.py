@@ -254,7 +254,7 @@ def spark_options(command: _Command) -> _Command:
         ("--conf", "conf", "A setting of Spark."),
     ):
         command = name_value_option(flag, name, text)(command)
-    return click.option("--master", help="Where Spark runs.  [default: local[*]]")(command)
+    return click.option("--master", help="Where Spark runs.  [default: local[*,4]]")(command)
 
 
 def name_value_option(flag: str, name: str, text: str) -> Callable[[_Command], _Command]:

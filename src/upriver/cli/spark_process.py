@@ -53,10 +53,11 @@ def spark_when_needed(app: str, options: dict[str, Any]) -> Iterator[Callable[[]
     started: list[SparkSession] = []
 
     def start() -> SparkSession:
-        from ..spark.session import start
+        from ..spark.session import retrying, start
 
+        where = None if master is None else retrying(master)
         with _quiet_start():
-            started.append(start(app, master=master, config=config))
+            started.append(start(app, master=where, config=config))
         if _is_main():  # Spark has put a handler of its own there
             signal.signal(signal.SIGINT, _end_at_once)
         return started[0]

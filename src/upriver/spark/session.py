@@ -30,7 +30,15 @@ from .runtime.spark_versions import require_supported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_remote", "register", "session", "settings", "start", "use_this_interpreter"]
+__all__ = [
+    "is_remote",
+    "register",
+    "retrying",
+    "session",
+    "settings",
+    "start",
+    "use_this_interpreter",
+]
 
 _log = logging.getLogger("upriver.spark")
 
@@ -49,8 +57,12 @@ _ON_ONE_MACHINE: Final = {
 _DEFAULT_FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _CHECKPOINT_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
-_THREADS: Final = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
+_THREADS: Final = re.compile(r"local(?:\[(\d+|\*)(\s*,\s*\d+)?\])?")
 _PROCESSES: Final = re.compile(r"local-cluster\[(\d+)\s*,\s*(\d+)\s*,\s*\d+\]")
+
+#: How often a task is tried, as on a cluster. Local masters try once, and a Python worker may not
+#: start in time on a busy machine ("failed to connect back").
+_ATTEMPTS: Final = 4
 
 #: Environment variables that configure where Spark runs.
 _MASTER_IS_DECIDED: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER")
@@ -64,7 +76,7 @@ def session(
 ) -> SparkSession:
     """The running Spark session, or a new one, with the source ``dcp`` registered.
 
-    A new one runs on this machine (``local[*]``) unless ``master`` or the environment says
+    A new one runs on this machine (``local[*,4]``) unless ``master`` or the environment says
     otherwise. ``config`` has settings of Spark, which override the defaults here. In a running
     session only settings that can still be changed are changed; the others are logged.
     """
@@ -147,12 +159,20 @@ def start(
         _adapt(running, given)
         return running
     if _MASTER not in given and not any(name in os.environ for name in _MASTER_IS_DECIDED):
-        given[_MASTER] = "local[*]"
+        given[_MASTER] = retrying("local[*]")
     builder = SparkSession.builder.appName(app)
     for name, value in settings(given).items():
         builder = builder.config(name, value)
     with _environment(_variables(given)):
         return builder.getOrCreate()
+
+
+def retrying(master: str) -> str:
+    """The same master, with tasks that are tried again if it is a local one that does not say."""
+    found = _THREADS.fullmatch(master)
+    if found is None or found[2]:
+        return master
+    return f"local[{found[1] or 1},{_ATTEMPTS}]"
 
 
 def settings(config: Mapping[str, str]) -> dict[str, str]:
