@@ -51,6 +51,13 @@ def test_every_block_of_such_a_page_is_run_or_only_shown(page: Path) -> None:
     assert languages <= {"sh", "console", "python", "text"}
 
 
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_every_program_of_such_a_page_compiles(page: Path) -> None:
+    """Also files for programs that are not installed here, such as a scheduler's."""
+    for block in blocks_of(page.read_text(), "python"):
+        compile(block.code, f"{page}:{block.line}", "exec")
+
+
 def test_the_generated_parts_of_the_reference_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "reference.py", "--check"],
