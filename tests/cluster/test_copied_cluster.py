@@ -19,19 +19,25 @@ from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.model import Op
 from upriver.testing import TemporaryProducer
 
+DEFAULT = "_default._default"
 QUICK = ("--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
 
 
-def documents(source: str) -> dict[bytes, tuple[bytes, int]]:
-    """Values and CAS."""
+def documents(source: str) -> dict[tuple[str, bytes], tuple[bytes, int]]:
+    """Values and CAS by collection and key; servers also send what dropped collections had."""
     found = {}
     with Consumer(source, end="now") as consumer:
         for change in consumer:
             if change.op is Op.MUTATION and not change.key.startswith(b"_upriver:"):
-                found[change.key] = change.value, change.cas
+                found[change.collection, change.key] = change.value, change.cas
             else:
-                found.pop(change.key, None)
-    return found
+                found.pop((change.collection, change.key), None)
+        names = consumer.collections.live_names()
+    return {
+        (".".join(names[collection]), key): version
+        for (collection, key), version in found.items()
+        if collection in names
+    }
 
 
 @contextmanager
@@ -82,7 +88,7 @@ def test_copies_go_on_when_a_node_is_given_up_with_what_only_it_had(tmp_path: Pa
                 first_goes_on()
                 second_goes_on()
                 return all(
-                    documents(target.source).get(key, (b"",))[0] == value
+                    documents(target.source).get((DEFAULT, key), (b"",))[0] == value
                     for target in (second, third)
                 )
 
@@ -98,7 +104,9 @@ def test_copies_go_on_when_a_node_is_given_up_with_what_only_it_had(tmp_path: Pa
             vbucket = vbucket_of(b"k0", 4)
             high = second.bucket.vbucket_stats(vbucket).high_seqno
             second.write(b"k0", b"of nobody", vbucket)
-            eventually(lambda: documents(third.source)[b"k0"][0] == b"of nobody", PATIENCE * 10)
+            eventually(
+                lambda: documents(third.source)[DEFAULT, b"k0"][0] == b"of nobody", PATIENCE * 10
+            )
             second.fail_over(vbucket, high)
             eventually(lambda: have(b"k0", b"first"), PATIENCE * 10)
             client.set(b"k0", b"second")
