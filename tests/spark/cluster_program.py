@@ -17,6 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from upriver.spark import mirror, session, verify
 from upriver.spark.tables.pipeline import Pipeline
 
+#: A short run never wins back what the second compiler and parallel collectors cost.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 class Orders:
     """What can be ordered, by name."""
@@ -112,8 +115,8 @@ def main() -> None:
             "spark.submit.pyFiles": given["archive"],
             "spark.driver.memory": "1g",
             "spark.executor.memory": "512m",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": _SHORT_LIVED,
+            "spark.executor.extraJavaOptions": _SHORT_LIVED,
             "spark.log.level": "ERROR",
             "spark.ui.enabled": "false",
         },

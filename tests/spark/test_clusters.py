@@ -62,11 +62,17 @@ def executor_of(ancestor: int) -> int:
     return found[0]
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.extended)])
 def test_executors_have_the_package_from_an_archive_and_one_is_killed(
-    producer: TemporaryProducer, store: dict[str, Any], shipped: dict[str, str], tmp_path: Path
+    producer: TemporaryProducer,
+    store: dict[str, Any],
+    shipped: dict[str, str],
+    tmp_path: Path,
+    count: int,
 ) -> None:
-    given = {"source": producer.source, "table": f"s3://{BUCKET}/local", "storage": store}
-    with driver(tmp_path / "driver", master="local-cluster[3,1,1024]", **given, **shipped) as job:
+    given = {"source": producer.source, "table": f"s3://{BUCKET}/{count}", "storage": store}
+    master = f"local-cluster[{count},1,1024]"
+    with driver(tmp_path / "driver", master=master, **given, **shipped) as job:
         (found,) = job.order("implementation")
         assert found.startswith("numpy ")  # what is compiled cannot be loaded from an archive
         assert "upriver.zip" in found
