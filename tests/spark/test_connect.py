@@ -1,7 +1,4 @@
-"""Spark Connect: a client of its own, which needs the packages of ``pyspark[connect]``.
-
-The development environment has them not: install them to run this test.
-"""
+"""Spark Connect: a client of its own, which needs the packages of ``pyspark[connect]``."""
 
 from __future__ import annotations
 
