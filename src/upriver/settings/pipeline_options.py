@@ -42,6 +42,7 @@ class PipelineOptions(TypedDict, total=False):
     compression: bool
     flow_control_buffer: int | str
     long_poll: float | str
+    read_ahead: int
     once: bool
     trigger: float | str
     compact_every: int
