@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from ..errors import Status, StoreClosed, StoreDamaged, StoreError, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
@@ -37,7 +37,6 @@ from .writes.sync_writes import Completion
 
 __all__ = ["Bucket"]
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Reader)
 
@@ -179,12 +178,13 @@ class Bucket:
         self._vbucket(vbucket)
         check_key(self._core.collections, key)
         found = document_versions.versions(self._core.engine, vbucket, key)
-        return self._read(lambda: list(islice(found, most)))
+        return self._query(lambda: list(islice(found, most)))
 
     def next_cas(self, vbucket: int, seqno: int) -> int | None:
         """Returns the CAS of the first change after a seqno; None if there is none."""
         self._vbucket(vbucket)
-        return self._read(document_versions.next_cas, self._core.engine, vbucket, seqno)
+        engine = self._core.engine
+        return self._query(lambda: document_versions.next_cas(engine, vbucket, seqno))
 
     def open_reader(self, vbucket: int, start_seqno: int = 0) -> Backfill:
         """Opens a backfill of the changes above ``start_seqno``. The caller must close it."""
@@ -247,7 +247,9 @@ class Bucket:
     def completion(self, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:
         """Returns whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""
         engine = self._core.engine
-        return self._read(sync_write_status.completion, engine, vbucket, key, prepared_seqno)
+        return self._query(
+            lambda: sync_write_status.completion(engine, vbucket, key, prepared_seqno)
+        )
 
     def visible_until(self, vbucket: int, seqno: int) -> int:
         """Returns the last seqno at most ``seqno`` of a change other than a prepare or abort."""
@@ -273,9 +275,15 @@ class Bucket:
 
         return end
 
-    def _read(self, read: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
+    def _read(self, get: Callable[[bytes], bytes | None], key: bytes) -> bytes | None:
         try:
-            return read(*args, **options)
+            return get(key)
+        except Exception as error:
+            raise translate(error, self._core.path) from error
+
+    def _query(self, query: Callable[[], _T]) -> _T:
+        try:
+            return query()
         except StoreError:
             raise
         except Exception as error:
