@@ -48,7 +48,7 @@ BAD: dict[str, list[object]] = {
     "seqno 3 follows 4": [change(5), rollback(5, 4), change(3, "b")],
     "follows the end of its stream": [{"type": "end", "vbucket": 0, "reason": "ok"}, change(1)],
     "follows the end of everything": [change(1), END, change(2)],
-    "tells of 1 changes, and there are 2": [change(1), change(2), END],
+    "counts 1 changes, and there are 2": [change(1), change(2), END],
     "is there twice": [change(4, branch=1), change(4, "b", branch=1)],
     "branch 1 begins after seqno 5, and has a row at 4": [
         change(4, branch=1),
