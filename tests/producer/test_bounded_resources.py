@@ -31,7 +31,7 @@ from upriver.producer.connections.send_buffer import _without_value
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store
 from upriver.testing import TemporaryProducer
-from upriver.testing.bucket_script import settings_for_tests
+from upriver.testing.producer_base import settings_for_tests
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp

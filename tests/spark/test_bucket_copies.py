@@ -19,7 +19,7 @@ from upriver.consumer.transport.connection_string import Source
 from upriver.consumer.writing.documents import Documents
 from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import Op
-from upriver.spark.copying import copy
+from upriver.spark.bucket_copy import copy
 from upriver.spark.sink.row_edits import FENCE_PREFIX
 from upriver.spark.source.live_keys import LiveKeys, remainder
 from upriver.spark.source.restate import Restated

@@ -22,8 +22,8 @@ from .checkpoints.checkpoint_file import FileCheckpoint
 from .client import Consumer
 from .groups.bucket_store import BucketGroupStore
 from .groups.cells import GroupStore
+from .groups.create_only_store import DirectoryGroupStore
 from .groups.membership import Revocation
-from .groups.numbered_store import DirectoryGroupStore
 from .reader_settings import ConsumerSettings, RollbackPolicy
 from .streaming.inbox import Rollback
 from .streaming.subscription import ReadingStatus

@@ -28,7 +28,7 @@ from ..producer.server import Server
 from ..producer.server_context import ServerContext
 from ..producer.server_settings import ServerSettings
 from ..store import Bucket, BucketSettings, Store
-from .bucket_script import BucketScript, settings_for_tests
+from .producer_base import BucketScript, settings_for_tests
 from .stepped_loop import SteppedLoop
 
 __all__ = ["MemoryLink", "MemoryProducer"]

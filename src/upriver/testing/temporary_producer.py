@@ -15,7 +15,7 @@ from ..producer.bootstrap.cluster_config import NodeAddress
 from ..producer.embedded import Producer
 from ..producer.server_settings import ServerSettings
 from ..store import Bucket, BucketSettings
-from .bucket_script import BucketScript, settings_for_tests
+from .producer_base import BucketScript, settings_for_tests
 
 __all__ = ["TemporaryProducer"]
 

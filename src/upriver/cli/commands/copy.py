@@ -76,7 +76,7 @@ def copy(
       upriver copy couchbase://a/shop couchbase://b/shop --checkpoint ./positions --once
       upriver copy couchbase://a/shop couchbase://b/shop --checkpoint ./positions
     """
-    from ...spark.copying import copy as start
+    from ...spark.bucket_copy import copy as start
     from ...spark.tables.pipeline import as_ours
 
     given = {name: str(value) for name, value in settings_given(options).items()}

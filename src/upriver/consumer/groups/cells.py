@@ -2,7 +2,7 @@
 
 A cell has a name, a content and a version. A write names the version that it replaces and succeeds
 only if that is still the newest, so writers of a cell cannot overwrite each other unseen. Nothing
-else is asked of a store; a `numbered_store` and a `bucket_store` have it.
+else is asked of a store; a `create_only_store` and a `bucket_store` have it.
 
 The rules of a group are generators that yield reads, writes and removals and are sent the results
 (`member`, `position_cells`). `run_steps` executes them on a store; a simulation executes them one

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..._extras import extra
 from ...errors import ConfigError, ConnectionFailed
 from .cells import MAX_CELL
-from .numbered_store import NumberedStore
+from .create_only_store import NumberedStore
 
 with extra("objects"):
     import obstore

@@ -19,7 +19,7 @@ from ...session.stream_position import Position
 from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
 from ..groups.cells import GroupStore
 from ..groups.membership import DEFAULT_LEASE, Membership, Revocation, check_settings
-from ..groups.open_store import open_group_store
+from ..groups.store_address import open_group_store
 from ..reader_settings import ConsumerOptions, ConsumerSettings, settings_for
 from ..topology.collection_names import SYSTEM_SCOPE, Collections
 from ..transport.access import Access

@@ -9,7 +9,7 @@ from ..transport.access import Access
 from ..transport.connection_string import Source
 from .bucket_store import BucketGroupStore
 from .cells import GroupStore
-from .numbered_store import DirectoryGroupStore
+from .create_only_store import DirectoryGroupStore
 
 if TYPE_CHECKING:
     from .object_store import ObjectGroupStore
