@@ -82,6 +82,7 @@ _LANE_OF = {
     "test_readme.py": "spark",
     "testing/test_advertised_address.py": "process",
     "testing/test_pytest_plugin.py": "process",
+    "testing/world/test_planted_faults.py": "process",
     "testing/world/test_world_processes.py": "process",
     "wire/test_columns_any_traffic.py": "process",
     "wire/test_columns_choice.py": "process",

@@ -186,8 +186,8 @@ FAULTS = (
     Fault(
         "a marker is too short",
         "upriver.session.stream_output",
-        "return self._marker_head + _RANGE.pack(start, end, flags)",
-        "return self._marker_head + _RANGE.pack(start, max(start, end - 1), flags)",
+        "                end=end,\n",
+        "                end=max(start, end - 1),\n",
     ),
     Fault(
         "deletions are left out of a stream",
@@ -259,14 +259,9 @@ FAULTS = (
     ),
     Fault(
         "the window of a slow reader is ignored",
-        "upriver.session.flow_control",
-        "        return not self.size or self.outstanding < self.size",
-        "        return True",
-        also=(
-            "upriver.producer.dcp.active_stream",
-            "    if not window.size:\n        return len(packets)\n    room",
-            "    if True:\n        return len(packets)\n    room",
-        ),
+        "upriver.producer.dcp.active_stream",
+        "        window.sent(cut)\n",
+        "",
     ),
     Fault(
         "a connection that was lost is kept",
@@ -549,12 +544,16 @@ class _Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._text, str(self._path), "exec"), module.__dict__)
 
 
+def planted(fault: Fault) -> list[_Planted]:
+    """What loads the modules of a fault; SystemExit if its places are not there any more."""
+    places = ((fault.module, fault.old, fault.new), fault.also)
+    return [_Planted(fault.what, *place) for place in places if place is not None]
+
+
 def seek(number: int) -> None:
     """Runs worlds with one fault until it is found; prints how many it took and what told of it."""
     fault = FAULTS[number]
-    for place in ((fault.module, fault.old, fault.new), fault.also):
-        if place is not None:
-            sys.meta_path.insert(0, _Planted(fault.what, *place))
+    sys.meta_path[:0] = planted(fault)
     from upriver.testing.world import SCOPES, Plan, run
 
     for seed in range(MOST_SEEDS[fault.scope]):

@@ -14,7 +14,7 @@ from ...consumer.async_client import AsyncConsumer
 from ...consumer.checkpoints.checkpoint import Checkpoint
 from ...consumer.reader_settings import ConsumerSettings
 from ...consumer.transport.access import Access
-from ...errors import UpriverError
+from ...errors import RemoteProtocolError, UpriverError
 from ...model import Op
 from ...session.consumer_events import Event, RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
@@ -24,6 +24,8 @@ __all__ = ["Reader", "Row"]
 
 #: Seconds between two attempts to start after an error.
 _AGAIN: Final = 1.0
+#: A guarantee that the consumer checks itself.
+_RULES: Final = "a server keeps the rules of the stream"
 _COLUMNS: Final = ("vbucket", "seqno", "key", "op", "value")
 
 
@@ -107,6 +109,8 @@ class Reader:
                     self.hear(event)
             except UpriverError as problem:
                 self._trace("reader", type(problem).__name__)
+                if isinstance(problem, RemoteProtocolError):
+                    raise Violation(_RULES, str(problem)) from None
             finally:
                 self._consumer = None
                 await consumer.close()
@@ -159,6 +163,14 @@ class Reader:
         return branch
 
     # ---- positions -----------------------------------------------------------------------
+
+    def check_rules(self) -> None:
+        """No server broke a rule of the stream; the consumer would connect again and go on."""
+        if self._consumer is None:
+            return
+        for what in self._consumer.status().counts:
+            if what.startswith("broken rule"):
+                raise Violation(_RULES, what)
 
     def positions(self) -> Mapping[int, Position]:
         """Where it is now; nothing while it has no consumer."""

@@ -347,6 +347,7 @@ class World:
 
     def _look_at_memory(self) -> None:
         self.check_memory()
+        self.reader.check_rules()
         self.scheduler.after(1.0, self._look_at_memory)
 
     def lose(self, kind: str) -> None:
