@@ -39,7 +39,7 @@ def test_what_grows_is_seen(what: str) -> None:
             world.network.links.clear()
             server = world.nodes[0].server
             assert server is not None
-            server._connections.update((object(), None) for _ in range(20))  # type: ignore[misc]
+            server._connections.update((object(), None) for _ in range(100))  # type: ignore[misc]
         else:
             for _ in range(70):
                 world.processes[0].spawn(_for_ever())

@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar
 from ...consumer.client import Consumer
 from ...consumer.streaming.inbox import Closed, Delivery
 from ...consumer.transport import blocking_connection
-from ...spark.source import consumer_cache, read_ahead, row_size, task_reader
+from ...spark.source import task_reader
 from ...spark.tables import lease, pipeline
 from ...spark.tables.upkeep import retention
 from .network import Network
@@ -55,11 +55,9 @@ def machine(
     whether a host has a process of a number.
     """
     clock = SimulatedClock()
-    clocked = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith(_PACKAGES) and getattr(module, "time", None) is time
-    ]
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGES)]
+    clocked = [module for module in ours if vars(module).get("time") is time]
+    reading = [module for module in ours if vars(module).get("Consumer") is Consumer]
     make = _consumers(child_of)
     select = SimpleNamespace(select=_select)
     threading_ = _Threading(threads)
@@ -71,9 +69,7 @@ def machine(
         (lease, {"socket": SimpleNamespace(gethostname=_host), "_boot": lambda: "boot"}),
         (lease, {"_started": _started_by(is_running)}),
         (retention, {"ThreadPoolExecutor": _OneAfterTheOther}),
-        (read_ahead, {"Consumer": make}),
-        (row_size, {"Consumer": make}),
-        (consumer_cache, {"Consumer": make}),
+        *((module, {"Consumer": make}) for module in reading),
         (task_reader, {"keep": lambda key, consumer: consumer.close()}),
     ]
     with ExitStack() as stack:

@@ -16,8 +16,8 @@ __all__ = ["check_memory", "require_at_most"]
 _SOCKET_BYTES: Final = 256 * 1024
 #: Bytes of a message, by which a window may be exceeded, and of answers and noops beside it.
 _BEYOND_WINDOW: Final = 1024
-#: Connections of a server that are closed and not yet forgotten.
-_CLOSING: Final = 8
+#: Connections that the other side has closed, and that are half-open or cut off by a partition.
+_CLOSING: Final = 64
 #: Tasks of one process.
 _TASKS: Final = 64
 #: Boundaries of a position.
@@ -38,7 +38,8 @@ def check_memory(world: World) -> None:
             waiting = end.get_write_buffer_size()
             require_at_most(min(window, _SOCKET_BYTES), waiting, f"bytes wait for {to}")
     for node in world.nodes:
-        if node.server is not None and node.process is not None:
+        # a stopped process cannot forget a connection
+        if node.server and node.process and node.process.stopped_until < world.scheduler.now - 1:
             links = sum(end.process is node.process for x in world.network.links for end in x.ends)
             known = len(node.server.connections)
             require_at_most(links + _CLOSING, known, f"connections of {node.name}")

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from ...errors import ConfigError, UpriverError
-from ...spark.tables import lease, pipeline_start, table_set
+from ...spark.tables import lease, pipeline, pipeline_start, table_set
+from ...spark.tables.executors import ThisProcess
 from ...spark.tables.format import data_files
 from ...spark.tables.format.storage import FileGone
 from ...spark.tables.places import TablePlace
@@ -61,6 +62,8 @@ class TableWorld(World):
         self.kind = "mirror" if which < 0.5 else "history" if which < 0.75 else "changelog"
         self.options = _options(chance, self.kind)
         self.checkpoint_every = chance.choice((2, 4, 50))
+        workers = partial(Workers, self, None)
+        self.does_small_batches: Any = chance.choice((ThisProcess, workers))
         self.dying = chance.choice((0.0, 0.0, 0.1, 0.3))
         self.failing = chance.choice((0.0, 0.02, 0.06))
         self.oracle = TableOracle(
@@ -83,6 +86,8 @@ class TableWorld(World):
             replaced(table_set, CHECKPOINT_EVERY=self.checkpoint_every),
             replaced(lease, DURATION=_LEASE, _RENEWED_AFTER=_LEASE / 4),
             replaced(pipeline_start, executors_of=partial(Workers, self)),
+            # small batches are done by the driver itself, or in half of the worlds by workers too
+            replaced(pipeline, ThisProcess=self.does_small_batches),
             replaced(data_files, _indexes={}),  # what a process keeps of earlier worlds
         ):
             try:
@@ -127,9 +132,9 @@ class TableWorld(World):
         while True:
             try:
                 settings = PipelineSettings.parse(self.kind, self.source, self.options)
-                pipeline = pipeline_start.start_pipeline(None, settings, TablePlace(self.storage))
+                running = pipeline_start.start_pipeline(None, settings, TablePlace(self.storage))
                 self.trace("runs", name)
-                pipeline.wait()
+                running.wait()
             except UpriverError as problem:
                 self.trace("ended", name, type(problem).__name__)
                 _require_expected(problem)
