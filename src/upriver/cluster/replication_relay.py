@@ -30,6 +30,10 @@ _STREAM_END: Final = Dcp.table.opcodes[Command.STREAM_END]
 _RESPONSES: Final = frozenset({RESPONSE, FLEX_RESPONSE})
 _VBUCKET = struct.Struct(">H")
 _VBUCKET_AT: Final = 6
+#: Seconds without a byte of one side after which the relay ends. The replica enables noops every
+#: 20 seconds, so both sides send more often than that. A connection of which nothing is left but
+#: this end would otherwise keep a replica behind until the producer's idle timeout.
+_SILENCE: Final = 60.0
 #: Seconds for a stream to be settled. A replica that has to roll back first rewrites its files.
 _PATIENCE: Final = 60.0
 
@@ -54,6 +58,8 @@ class ReplicationRelay:
         self._watch = watch
         self._waiting: dict[int, asyncio.Future[m.Response]] = {}
         self._opaque = 0
+        #: When the producer and the consumer last sent something.
+        self._heard: dict[Wire, float] = {}
 
     @classmethod
     async def open(
@@ -79,6 +85,7 @@ class ReplicationRelay:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._down())
                 group.create_task(self._up())
+                group.create_task(self._end_when_silent())
         except* UpriverError as failed:
             raise failed.exceptions[0] from None
         finally:
@@ -124,9 +131,23 @@ class ReplicationRelay:
 
     # ---- what passes ---------------------------------------------------------------------
 
+    async def _end_when_silent(self) -> None:
+        """Raises `ConnectionFailed` when one side has sent nothing for too long."""
+        now = asyncio.get_running_loop().time
+        self._heard = dict.fromkeys((self._producer, self._consumer), now())
+        while (ends_at := min(self._heard.values()) + _SILENCE) > now():
+            await asyncio.sleep(ends_at - now())
+        side = "producer" if self._heard[self._producer] + _SILENCE <= now() else "consumer"
+        raise ConnectionFailed(f"had no word of its {side} for {_SILENCE:.0f} s", "is it stopped?")
+
+    async def _packets(self, wire: Wire) -> list[bytes]:
+        packets = await wire.packets()
+        self._heard[wire] = asyncio.get_running_loop().time()
+        return packets
+
     async def _down(self) -> None:
         while True:
-            packets = await self._producer.packets()
+            packets = await self._packets(self._producer)
             await self._consumer.send(b"".join(packets))
             for packet in packets:
                 if self._watch is not None:
@@ -136,7 +157,7 @@ class ReplicationRelay:
 
     async def _up(self) -> None:
         while True:
-            packets = await self._consumer.packets()
+            packets = await self._packets(self._consumer)
             if self._watch is not None:
                 for packet in packets:
                     self._watch(False, packet)
