@@ -52,14 +52,6 @@ NOT_FOUND_YET = frozenset(
         "what a commit says of other tables is not done after a crash",
         "the driver never notices a failover",
         "the driver believes histories of another moment",
-        "a node without a lease answers writes",
-        "a failover waits for no lease",
-        "a durable write is committed without its copies",
-        "a replica acknowledges what it has not",
-        "the worse copy is made active",
-        "a promoted replica begins no branch",
-        "prepares are committed twice after a failover",
-        "replicas are not kept up to date",
     }
 )
 
@@ -340,6 +332,20 @@ FAULTS = (
         "upriver.cluster.replicator",
         "            self._there.add(vbucket)\n        elif",
         "            self._wanted = frozenset()\n        elif",
+        "cluster",
+    ),
+    Fault(
+        "a node keeps its lease for twice the time",
+        "upriver.producer.membership",
+        "self._length = int(member.lease * 1e9)",
+        "self._length = int(member.lease * 2e9)",
+        "cluster",
+    ),
+    Fault(
+        "an answered question is not forgotten",
+        "upriver.session.conversation",
+        "            self._waiting.pop(pending.opaque, None)\n            pending.opaque = None",
+        "            pending.opaque = None",
         "cluster",
     ),
     Fault(

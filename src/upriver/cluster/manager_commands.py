@@ -46,8 +46,10 @@ def free_port(host: str) -> int:
 class Commands:
     """The commands of one manager."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, new_port: Callable[[str], int] = free_port) -> None:
+        """``new_port`` returns a port of a host for a node that is added."""
         self._manager = manager
+        self._new_port = new_port
         self._turns = CommandQueue()
 
     def status(self) -> dict[str, Any]:
@@ -238,9 +240,9 @@ class Commands:
                 raise ConfigError(f"a cluster has up to {MAX_NODES} nodes")
             numbers = {int(node.name.removeprefix("n")) for node in manager.state.nodes}
             name = f"n{max(numbers) + 1}"
-            port = http_port = free_port(manager.state.host)
+            port = http_port = self._new_port(manager.state.host)
             while http_port == port:
-                http_port = free_port(manager.state.host)
+                http_port = self._new_port(manager.state.host)
             entry = NodeEntry(name, port, http_port)
             manager.leases.is_new(name)
             manager.keep(manager.state.with_node(entry))

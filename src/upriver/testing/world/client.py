@@ -23,7 +23,7 @@ from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.frameinfo import Durability
 from ...wire.names import DurabilityLevel
-from .linearizability import EXPIRE, Operation
+from .linearizability import EXPIRE, FLUSH, Operation
 
 __all__ = ["EXPIRING", "KINDS", "Client", "Wish"]
 
@@ -118,7 +118,7 @@ class Client:
         """Makes one operation; returns it if it was answered."""
         cas = self._cas.get(wish.key, 0) if wish.kind == "cas" else 0
         kind = "set" if wish.kind in ("cas", EXPIRING) else wish.kind
-        durable = wish.level is not DurabilityLevel.NONE and kind not in ("get", "touch")
+        durable = wish.level is not DurabilityLevel.NONE and kind not in ("get", "touch", FLUSH)
         request = self._request(kind, wish, cas)
         if durable:
             timed = Durability(wish.level, _DURABLE_MS)
@@ -135,6 +135,7 @@ class Client:
             if wish.kind == EXPIRING:
                 ends = Operation(self.name, wish.key, EXPIRE, wish.value, invoked=operation.invoked)
                 self.operations.append(ends)
+            operation.port = connection.address.port
             try:
                 answer = await connection.ask(request)
             except UpriverError:
@@ -143,7 +144,7 @@ class Client:
                 if kind != "get":
                     self.operations.append(operation)
                 return None
-            operation.returned, operation.port = self._clock(), connection.address.port
+            operation.returned = self._clock()
             if answer.status is Status.NOT_MY_VBUCKET:
                 self._learn(getattr(answer, "value", b""))
             if answer.status in _REFUSED:
@@ -193,6 +194,8 @@ class Client:
             return kv.Increment(key=key, vbucket=vbucket, initial=int(value), collection=0)
         if kind == "touch":
             return kv.Touch(key=key, vbucket=vbucket, expiry=_FAR_FUTURE, collection=0)
+        if kind == FLUSH:
+            return kv.FlushAll()
         raise ValueError(f"there is no operation {kind}")
 
     # ---- connections ---------------------------------------------------------------------

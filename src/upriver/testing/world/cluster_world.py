@@ -7,6 +7,8 @@ starts nodes that are down. What it cannot reach it cannot end, so that it must 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,21 +20,24 @@ from ...cluster import cluster_state, manager_credentials, placement
 from ...cluster.cluster_state import ClusterState, NodeEntry
 from ...cluster.manager import Manager
 from ...cluster.manager_commands import Commands
-from ...cluster.node_processes import Processes
 from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.transport.access import Access
-from ...errors import ConfigError, UpriverError
+from ...errors import UpriverError
 from ...model import VBucketState
 from ...producer.membership import NodeIdentity
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings
+from .client import EXPIRING
+from .containers import check_bounded
+from .flushes import Flushes
 from .history import Violation
-from .linearizability import LOSS, Operation
+from .linearizability import FLUSH, LOSS, Operation
 from .node import Node
+from .node_machines import Nobody, WorldProcesses
 from .plan import Plan, Scope
 from .reigns import Reigns
 from .scheduler import Process
-from .world import BUCKET, BUCKET_UUID, PATIENCE, World
+from .world import BUCKET, BUCKET_UUID, FIRST_PORT, PATIENCE, World
 
 __all__ = ["CLUSTER", "ClusterWorld"]
 
@@ -64,19 +69,29 @@ CLUSTER: Final = Scope(
         "half-open",
         "partition",
         "partition",
+        "client flush",
+        "rebalance",
+        "add node",
+        "remove node",
+        "lost disk",
         "slow disk",
         "full disk",
+        "slow reader",
         "reader dies",
         "stop process",
         "stop process",
+        "expire",
         "clock jump",
     ),
+    more_operations=(EXPIRING,),
+    bursts=True,
 )
 #: Where the manager's files are: in memory if possible, as they are synced often.
 _MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _CLUSTER_ID: Final = "fedcba9876543210fedcba9876543210"
-#: Seconds for which a node answers writes without a word of its manager.
-_LEASE: Final = 3.0
+#: Seconds for which a node answers writes without a word of its manager, one of which a seed picks:
+#: less and more than the manager waits for the answer of a node.
+_LEASES: Final = (3.0, 8.0)
 
 
 @lru_cache(maxsize=1)
@@ -95,6 +110,15 @@ class ClusterWorld(World):
         self._home = tempfile.TemporaryDirectory(prefix="upriver-world-", dir=_MEMORY)
         self.directory = Path(self._home.name)
         _, self._users, self._manager_access = _credentials()
+        #: The names of nodes by the ports that they have had, and the nodes that were removed.
+        self._names: dict[int, str] = {}
+        self._removed: dict[str, Node] = {}
+        self._ports = itertools.count(FIRST_PORT + 100)
+        #: Whether a node has lost its disk, and may not have everything again yet.
+        self._lacks_a_disk = False
+        #: Whether nothing breaks any more.
+        self._is_resting = False
+        self.lease = random.Random(f"lease {plan.seed}").choice(_LEASES)
         super().__init__(plan)
         self.manager_process: Process | None = None
         self.manager: Manager | None = None
@@ -103,6 +127,8 @@ class ClusterWorld(World):
         self._under_way: set[asyncio.Task[None]] = set()
         self.reigns = Reigns()
         self.histories.on_promotion = self._promoted
+        self.flushes = Flushes()
+        self.histories.on_flush = self._flushed
         #: Called once, with the node that commits the next change.
         self.at_commit: Callable[[str], None] | None = None
         self.histories.on_commit = self._committed
@@ -110,6 +136,12 @@ class ClusterWorld(World):
     def _promoted(self, vbucket: int, node: str) -> None:
         self.trace("promoted", vbucket, node)
         self.reigns.begin(vbucket, node, self.moment())
+
+    def _flushed(self, vbucket: int, node: str) -> None:
+        self.trace("flushed", vbucket, node)
+        moment = self.moment()
+        if self.reigns.reigned(vbucket, node, moment, moment):
+            self.flushes.saw(vbucket, node, moment)
 
     def _committed(self, vbucket: int, node: str) -> None:
         if self.at_commit is not None:
@@ -125,6 +157,7 @@ class ClusterWorld(World):
         name = f"n{number + 1}"
         data = self.directory / "nodes" / name
         data.mkdir(parents=True)
+        self._names[FIRST_PORT + number] = name
         return self.node_with(
             number,
             BucketSettings(
@@ -135,7 +168,7 @@ class ClusterWorld(World):
             ServerSettings(
                 users=self._users,
                 member=NodeIdentity(
-                    cluster=_CLUSTER_ID, node=name, lease=_LEASE, epoch_file=data / "epoch"
+                    cluster=_CLUSTER_ID, node=name, lease=self.lease, epoch_file=data / "epoch"
                 ),
                 takeover_time=1.0,
             ),
@@ -153,7 +186,7 @@ class ClusterWorld(World):
             rows=placement.first_rows(names, self.plan.vbuckets, self.plan.replicas),
             cluster=_CLUSTER_ID,
             bucket_uuid=BUCKET_UUID,
-            lease=_LEASE,
+            lease=self.lease,
         )
         cluster_state.save(state, self.directory / "cluster.json")
         self.start_manager()
@@ -167,9 +200,9 @@ class ClusterWorld(World):
         process = self.manager_process = self.new_process("manager")
 
         async def manage() -> None:
-            processes = _WorldProcesses(self)
+            processes = WorldProcesses(self)
             self.manager = Manager(self.directory, processes, self._manager_access)
-            self.commands = Commands(self.manager)
+            self.commands = Commands(self.manager, lambda host: next(self._ports))
             await self.manager.start()
             await self.manager.fenced.wait()
 
@@ -193,7 +226,7 @@ class ClusterWorld(World):
     def _active(self, vbucket: int) -> Node | None:
         manager = self.manager
         name = manager.state.rows[vbucket][0] if manager is not None else None
-        node = self.node(name) if name is not None else None
+        node = next((node for node in self.nodes if node.name == name), None)
         if node is None or node.bucket is None or not node.is_up:
             return None
         return node if node.bucket.state(vbucket) is VBucketState.ACTIVE else None
@@ -215,24 +248,99 @@ class ClusterWorld(World):
         return task
 
     def failover(self, name: str) -> None:
+        if self._is_resting or (self._lacks_a_disk and not self.is_whole()):
+            return  # one loss at a time is survived
         moment = self.moment()
         # what was not durable may be lost whenever the manager gets to it
         self.losses.append(Operation("world", b"", LOSS, invoked=moment, durable=True))
-        self.command(lambda commands: commands.failover(name, _Nobody()), f"failover {name}")
+        self.command(lambda commands: commands.failover(name, Nobody()), f"failover {name}")
 
     def recover(self, name: str) -> None:
-        self.command(lambda commands: commands.recover(name, _Nobody()), f"recovery {name}")
+        self.command(lambda commands: commands.recover(name, Nobody()), f"recovery {name}")
+
+    def rebalance(self) -> None:
+        self.command(lambda commands: commands.rebalance(Nobody()), "rebalance")
+
+    def add_node(self) -> None:
+        async def add(commands: Commands) -> None:
+            await commands.add_node(Nobody())
+            await commands.rebalance(Nobody())
+
+        self.command(add, "new node")
+
+    def remove_node(self, name: str) -> None:
+        async def remove(commands: Commands) -> None:
+            await commands.remove_node(name, Nobody())
+            self._drop_removed()
+
+        self.command(remove, f"removal of {name}")
+
+    def lose_disk(self, node: Node) -> None:
+        """An empty disk takes the place of a node's, if the others have everything."""
+        if not self.is_whole():
+            return
+        self._lacks_a_disk = True
+        node.kill()
+        node.disk.replace()
+        (self.directory / "nodes" / node.name / "epoch").unlink(missing_ok=True)
+        self.histories.emptied(node.name)
+        self.losses.append(Operation("world", b"", LOSS, invoked=self.moment(), durable=True))
+
+    def is_whole(self) -> bool:
+        """Whether every copy that there shall be has everything, and nothing is under way."""
+        manager = self.manager
+        whole = (
+            manager is not None
+            and self._is_ready()
+            and all(None not in row for row in manager.state.rows)
+            and not any(node.failed for node in manager.state.nodes)
+            and not any(self._behind())
+        )
+        self._lacks_a_disk = self._lacks_a_disk and not whole
+        return whole
+
+    # ---- the nodes -----------------------------------------------------------------------
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def node_of(self, entry: NodeEntry) -> Node:
+        """The node of an entry of the cluster's file; it is made if it is new."""
+        for node in self.nodes:
+            if node.name == entry.name:
+                return node
+        if entry.name in self._removed:
+            node = self._removed.pop(entry.name)  # its disk is still there
+        else:
+            node = self.new_node(int(entry.name.removeprefix("n")) - 1)
+        node.listen_at(entry.port)
+        self._names[entry.port] = node.name
+        self.nodes.append(node)
+        return node
+
+    def _drop_removed(self) -> None:
+        """Ends nodes that are not of the cluster any more."""
+        if self.manager is None:
+            return
+        names = {node.name for node in self.manager.state.nodes}
+        for node in [node for node in self.nodes if node.name not in names]:
+            self.nodes.remove(node)
+            self._removed[node.name] = node
+            node.kill()
 
     # ---- coming to rest ------------------------------------------------------------------
 
     def mend(self) -> None:
+        self.check_containers()
         self.start_manager()
         super().mend()
 
     def come_to_rest(self) -> None:
+        self._is_resting = True
         until = self.scheduler.now + 2 * PATIENCE
         while self.scheduler.now < until:
             self.scheduler.run(self._is_ready, before=self.scheduler.now + 30.0)
+            self._drop_removed()
             failed = [n.name for n in self.manager.state.nodes if n.failed] if self.manager else []
             if self._is_ready() and not failed:
                 break
@@ -263,9 +371,6 @@ class ClusterWorld(World):
                 ):
                     yield f"vbucket {vbucket} at {name}: {has}, and at {row[0]}: {wanted}"
 
-    def node(self, name: str) -> Node:
-        return next(node for node in self.nodes if node.name == name)
-
     def bucket_of(self, vbucket: int) -> Bucket:
         node = self._active(vbucket)
         if node is None or node.bucket is None:
@@ -278,12 +383,36 @@ class ClusterWorld(World):
         return super().is_caught_up()
 
     def counts_answer(self, operation: Operation) -> bool:
-        node = next((node.name for node in self.nodes if node.port == operation.port), "")
+        return operation.kind != FLUSH and self.reigns.check(*self._place(operation), operation)
+
+    def _place(self, operation: Operation) -> tuple[int, str]:
+        """The vbucket of an operation, and the node that was asked."""
         vbucket = vbucket_of(operation.key, self.plan.vbuckets)
-        return self.reigns.check(vbucket, node, operation)
+        return vbucket, self._names.get(operation.port, "")
+
+    def losses_of(self, key: bytes) -> list[Operation]:
+        return [*self.losses, *self.flushes.of(vbucket_of(key, self.plan.vbuckets))]
+
+    def check_containers(self) -> None:
+        """What the manager and every node keep stays small."""
+        servers = {node.name: node.server for node in self.nodes}
+        for process in self.processes:
+            if process.alive and (process.name in servers or process is self.manager_process):
+                roots = [*process.loop.alive_tasks, servers.get(process.name)]
+                check_bounded(process.name, roots)
 
     def check(self) -> None:
         super().check()
+        self.check_containers()
+        self.flushes.check(
+            [
+                (*self._place(operation), operation)
+                for client in self.clients
+                for operation in client.operations
+                if operation.kind == FLUSH
+            ],
+            self.reigns,
+        )
         for vbucket in range(self.plan.vbuckets):
             active = [
                 node.name
@@ -292,64 +421,3 @@ class ClusterWorld(World):
             ]
             if len(active) != 1:
                 raise Violation("one active copy", f"vbucket {vbucket} is active at {active}")
-
-
-class _WorldProcesses(Processes):
-    """Starts and ends the nodes of a world, as far as the manager can reach their machines."""
-
-    def __init__(self, world: ClusterWorld) -> None:
-        super().__init__(world.directory)
-        self._world = world
-        self._starting: set[str] = set()
-
-    def _node(self, entry: NodeEntry) -> Node:
-        return self._world.node(entry.name)
-
-    def _reaches(self, entry: NodeEntry) -> bool:
-        return not self._world.network.held_until("manager", entry.name)
-
-    def ensure(self, state: ClusterState, node: NodeEntry) -> None:
-        found = self._node(node)
-        if found.is_up or node.name in self._starting or not self._reaches(node):
-            return
-        self._starting.add(node.name)
-
-        def start() -> None:
-            self._starting.discard(node.name)
-            found.start()
-
-        self._world.scheduler.after(0.3, start)
-
-    def answered(self, node: NodeEntry) -> None:
-        pass
-
-    def problem(self, node: NodeEntry) -> str:
-        return self._node(node).problem
-
-    def is_running(self, node: NodeEntry) -> bool:
-        return self._node(node).is_up or node.name in self._starting or not self._reaches(node)
-
-    def has_ended(self, node: NodeEntry) -> bool:
-        return self._reaches(node) and not self.is_running(node)
-
-    def kill(self, node: NodeEntry) -> None:
-        if self._reaches(node):
-            self._node(node).kill()
-
-    async def gone(self, node: NodeEntry) -> None:
-        if not self._reaches(node):
-            raise ConfigError(f"the machine of {node.name} cannot be reached")
-        await super().gone(node)
-
-    async def stop(self, node: NodeEntry) -> None:
-        self.kill(node)
-
-
-class _Nobody:
-    """Nobody waits for a command."""
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        pass
-
-    def waits(self, why: str) -> None:
-        pass

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...model import Op, VBucketState
 from ...store.rocksdb import Batch
-from ...store.vbucket import load
+from ...store.vbucket import Standing, load
 from ...wire import canonical
 from ...wire.prepares import is_hidden
 
@@ -75,8 +75,10 @@ class Histories:
         self.branches: dict[tuple[int, int], Branch] = {}
         #: How many changes were committed.
         self.committed = 0
-        #: Called with a vbucket and a node whose copy becomes active, or commits a change.
+        #: Called with a vbucket and a node whose copy becomes active, is flushed while it is
+        #: active, or commits a change.
         self.on_promotion: Callable[[int, str], None] = lambda vbucket, node: None
+        self.on_flush: Callable[[int, str], None] = lambda vbucket, node: None
         self.on_commit: Callable[[int, str], None] = lambda vbucket, node: None
 
     def saw(self, node: str, batch: Batch) -> None:
@@ -114,6 +116,9 @@ class Histories:
             copy.changes = {s: v for s, v in copy.changes.items() if s <= progress.high}
         if standing.state is VBucketState.ACTIVE and copy.state is not VBucketState.ACTIVE:
             self.on_promotion(vbucket, node)
+        elif standing.state is VBucketState.ACTIVE and _is_flushed(standing, copy.vbuuid):
+            self.on_flush(vbucket, node)
+            copy.changes = {}
         copy.state, copy.vbuuid = standing.state, newest
         if standing.state is VBucketState.ACTIVE and (vbucket, newest) not in self.branches:
             self.branches[vbucket, newest] = Branch(newest, dict(copy.changes))
@@ -139,3 +144,9 @@ class Histories:
             )
         branch.changes[change.seqno] = version
         self.on_commit(change.vbucket, node)
+
+
+def _is_flushed(standing: Standing, vbuuid: int) -> bool:
+    """Whether a copy began again, with a history of which nothing is known."""
+    entries = standing.failover.entries
+    return len(entries) == 1 and entries[0].seqno == 0 and entries[0].vbuuid != vbuuid

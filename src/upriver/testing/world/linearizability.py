@@ -15,11 +15,13 @@ from typing import Final, Literal
 
 from ...errors import Status
 
-__all__ = ["EXPIRE", "LOSS", "WIPE", "Operation", "explain"]
+__all__ = ["EXPIRE", "FLUSH", "LOSS", "WIPE", "Operation", "explain"]
 
 LOSS: Final = "loss"
 #: The disk of the only copy was replaced by an empty one.
 WIPE: Final = "wipe"
+#: A client emptied the bucket; a failover may take that back.
+FLUSH: Final = "flush"
 
 #: A document that was written to expire does so, at any later moment or never.
 EXPIRE: Final = "expire"
@@ -120,7 +122,7 @@ def _next_points(
         if op.kind == WIPE:
             yield _Point(done, None, (None,) if keeps_earlier else ())
             continue
-        for state in _outcomes(op, index, point.state):
+        for state in _outcomes(op, index, point.state) if op.kind != FLUSH else (None,):
             earlier = point.earlier
             if keeps_earlier and state != point.state:
                 if spares_durable and op.durable and op.status is Status.SUCCESS:

@@ -66,6 +66,11 @@ class Node:
             settings or ServerSettings(), host="127.0.0.1", port=port, http_port=None
         )
 
+    def listen_at(self, port: int) -> None:
+        """Sets the port for its next process."""
+        self.port = port
+        self._settings = replace(self._settings, port=port)
+
     @property
     def is_up(self) -> bool:
         return self.process is not None and self.process.alive

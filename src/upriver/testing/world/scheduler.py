@@ -192,6 +192,11 @@ class ProcessLoop(SteppedLoop):
         """How many tasks are not done."""
         return len(self._alive_tasks)
 
+    @property
+    def alive_tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks that have not ended."""
+        return list(self._alive_tasks)
+
     def dispose(self) -> None:
         """Cancels every task and runs what that causes."""
         self._disposing = True

@@ -320,8 +320,9 @@ class World:
             for op in filter(self.counts_answer, client.operations):
                 by_key.setdefault(op.key, []).append(op)
         for key, operations in sorted(by_key.items()):
-            if not explain([*operations, *self.losses]):
-                lines = sorted([*operations, *self.losses], key=lambda op: op.invoked)
+            all_of_it = [*operations, *self.losses_of(key)]
+            if not explain(all_of_it):
+                lines = sorted(all_of_it, key=lambda op: op.invoked)
                 raise Violation(
                     "acknowledged writes are there",
                     f"no order explains the answers for {key.decode()}:\n  "
@@ -349,6 +350,10 @@ class World:
         self.check_memory()
         self.reader.check_rules()
         self.scheduler.after(1.0, self._look_at_memory)
+
+    def losses_of(self, key: bytes) -> list[Operation]:
+        """What happened to a key without any operation on it."""
+        return self.losses
 
     def lose(self, kind: str) -> None:
         """Notes that acknowledged writes may be lost at this moment."""
