@@ -9,7 +9,16 @@ import pytest
 
 from upriver.cluster.command_queue import CommandQueue
 from upriver.errors import Status
-from upriver.testing.world import CLUSTER, ClusterWorld, Operation, Plan, Step, Violation, explain
+from upriver.testing.world import (
+    CLUSTER,
+    ClusterWorld,
+    Operation,
+    Plan,
+    Step,
+    Violation,
+    explain,
+    run,
+)
 from upriver.testing.world.containers import check_bounded
 from upriver.testing.world.flushes import Flushes
 from upriver.testing.world.linearizability import FLUSH
@@ -127,3 +136,9 @@ def test_flushes_are_done_and_asked_for() -> None:
     read = Operation("c1", b"k", "get", invoked=8, returned=9, status=Status.NOT_FOUND)
     assert not explain([write, read])
     assert explain([write, *flushes.of(0), read])
+
+
+@pytest.mark.parametrize("seed", [7233, 7307])
+def test_oracles_know_maps_and_replaced_versions(seed: int) -> None:
+    """A map came beside a full window; a reader had a version that a promoted replica never had."""
+    assert run(Plan.of(seed, CLUSTER)).violation is None

@@ -121,7 +121,17 @@ class Histories:
             copy.changes = {}
         copy.state, copy.vbuuid = standing.state, newest
         if standing.state is VBucketState.ACTIVE and (vbucket, newest) not in self.branches:
-            self.branches[vbucket, newest] = Branch(newest, dict(copy.changes))
+            self.branches[vbucket, newest] = Branch(newest, self._base(vbucket, standing, copy))
+
+    def _base(self, vbucket: int, standing: Standing, copy: _Copy) -> dict[int, Version]:
+        """What a new branch is based on: what its copy has, and what was replaced before it came.
+
+        A replica is not sent versions that newer ones have replaced. Readers may have them.
+        """
+        entries = standing.failover.entries
+        before = self.branch(vbucket, entries[1].vbuuid) if len(entries) > 1 else None
+        shared = {} if before is None else before.changes
+        return {s: v for s, v in shared.items() if s <= entries[0].seqno} | copy.changes
 
     def _saw_change(self, node: str, frame: bytes) -> None:
         change = canonical.parse(frame)

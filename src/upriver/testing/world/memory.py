@@ -16,6 +16,8 @@ __all__ = ["check_memory", "require_at_most"]
 _SOCKET_BYTES: Final = 256 * 1024
 #: Bytes of a message, by which a window may be exceeded, and of answers and noops beside it.
 _BEYOND_WINDOW: Final = 1024
+#: Bytes of maps of a cluster, which no window counts.
+_MAPS: Final = 8 * 1024
 #: Connections that the other side has closed, and that are half-open or cut off by a partition.
 _CLOSING: Final = 64
 #: Tasks of one process.
@@ -34,7 +36,8 @@ def check_memory(world: World) -> None:
     for link in world.network.links:
         for end in link.ends:
             to = end.peer.process.name
-            window = world.plan.buffer + _BEYOND_WINDOW if to == "reader" else _SOCKET_BYTES
+            beyond = _BEYOND_WINDOW + (_MAPS if len(world.nodes) > 1 else 0)
+            window = world.plan.buffer + beyond if to == "reader" else _SOCKET_BYTES
             waiting = end.get_write_buffer_size()
             require_at_most(min(window, _SOCKET_BYTES), waiting, f"bytes wait for {to}")
     for node in world.nodes:
