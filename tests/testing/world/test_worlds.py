@@ -10,9 +10,11 @@ import logging
 import os
 import pickle
 import secrets
+from dataclasses import replace
 
 import pytest
 
+from upriver.store import SyncMode
 from upriver.testing.world import (
     SCOPES,
     SINGLE,
@@ -20,10 +22,12 @@ from upriver.testing.world import (
     Plan,
     Step,
     Violation,
+    World,
     failure_report,
     run,
     shrink,
 )
+from upriver.wire.names import DurabilityLevel
 
 #: Seeds of every scope that run with the other tests.
 SEEDS = {"single": range(60), "cluster": range(12), "table": range(12)}
@@ -53,6 +57,24 @@ def test_guarantees_hold_with_fresh_seeds(scope: str) -> None:
     logging.getLogger(__name__).info("%s=%d runs the same worlds again", FRESH_SEED, first)
     for seed in range(first, first + FRESH[scope]):
         require_kept(seed, scope)
+
+
+def test_a_power_failure_may_take_back_a_failover() -> None:
+    """A reader of the branch that is gone goes back, and reads what the failover had undone."""
+    sets = [_set(at, key) for at, key in ((1.0, b"k1"), (3.0, b"k2"), (3.1, b"k1"))]
+    failover = Step(3.5, "failover", (0, 0.0, 1))
+    lost = [_set(3.6, b"k3"), Step(3.8, "power failure", (0, 1.0, 0))]
+    gone = 0
+    for seed in range(16):
+        plan = replace(Plan.of(seed, SINGLE), vbuckets=1, sync=SyncMode.RELAXED)
+        world = World(plan.with_steps((*sets, failover, *lost)))
+        world.run()
+        gone += world.documents(0)[b"k1"] == b"31"
+    assert 0 < gone < 16  # or nothing was decided
+
+
+def _set(at: float, key: bytes) -> Step:
+    return Step(at, "operation", (0, "set", key, b"%d" % (at * 10), DurabilityLevel.NONE))
 
 
 def test_a_seed_is_a_trace() -> None:

@@ -78,6 +78,8 @@ class SimulatedDisk:
         self.slowness = 1.0
         #: Called with every batch that was written, before anybody is told.
         self.on_batch: Callable[[Batch], None] = lambda batch: None
+        #: Called with everything that is left after a power failure.
+        self.on_power_failure: Callable[[Batch], None] = lambda left: None
         #: Test hook: leaves out every sync.
         self.syncs = True
 
@@ -114,6 +116,11 @@ class SimulatedDisk:
         lost = len(self._unsynced) - kept
         del self._unsynced[kept:]
         self.sync(forced=True)
+        self.show_unseen()
+        left = Batch()
+        for name, table in self._synced.items():
+            getattr(left, name).update(table.values)
+        self.on_power_failure(left)
         return lost
 
     def replace(self) -> None:

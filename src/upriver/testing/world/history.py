@@ -7,7 +7,7 @@ readers were told with this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from ...model import Op, VBucketState
 from ...store.rocksdb import Batch
 from ...store.vbucket import Standing, load
 from ...wire import canonical
+from ...wire.canonical import CanonicalChange
 from ...wire.prepares import is_hidden
 
 __all__ = ["Branch", "Histories", "Version", "Violation"]
@@ -83,12 +84,10 @@ class Histories:
 
     def saw(self, node: str, batch: Batch) -> None:
         """Notes a batch that a node has written."""
-        for name, raw in batch.meta.items():
-            if name.startswith(b"vbucket/") and raw is not None:
-                self._saw_standing(node, int.from_bytes(name[-2:]), raw)
-        for frame in batch.seqnos.values():
-            if frame is not None and not canonical.is_event(frame) and not is_hidden(frame):
-                self._saw_change(node, frame)
+        for vbucket, raw in _standings(batch):
+            self._saw_standing(node, vbucket, raw)
+        for change in _changes(batch):
+            self._saw_change(node, change)
 
     def emptied(self, node: str) -> None:
         """Notes that a node has another, empty disk."""
@@ -96,11 +95,18 @@ class Histories:
             if name == node:
                 del self._copies[name, vbucket]
 
-    def reloaded(self, node: str, vbucket: int, high: int) -> None:
-        """Notes that a node has only the changes up to ``high`` after a power failure."""
-        copy = self._copies.get((node, vbucket))
-        if copy is not None:
-            copy.changes = {s: v for s, v in copy.changes.items() if s <= high}
+    def reloaded(self, node: str, batch: Batch) -> None:
+        """Notes that a power failure left a node with the entries in ``batch``.
+
+        It may have taken back a whole branch: a failover and the changes after it.
+        """
+        self.emptied(node)
+        for vbucket, raw in _standings(batch):
+            standing, _ = load(raw)
+            copy = self._copy(node, vbucket)
+            copy.state, copy.vbuuid = standing.state, standing.failover.newest.vbuuid
+        for change in _changes(batch):
+            self._copy(node, change.vbucket).changes[change.seqno] = _version(change)
 
     def branch(self, vbucket: int, vbuuid: int) -> Branch | None:
         return self.branches.get((vbucket, vbuuid))
@@ -133,11 +139,9 @@ class Histories:
         shared = {} if before is None else before.changes
         return {s: v for s, v in shared.items() if s <= entries[0].seqno} | copy.changes
 
-    def _saw_change(self, node: str, frame: bytes) -> None:
-        change = canonical.parse(frame)
+    def _saw_change(self, node: str, change: CanonicalChange) -> None:
         copy = self._copy(node, change.vbucket)
-        value = change.value if change.op is Op.MUTATION else None
-        version = Version(change.key, value, change.cas, change.rev)
+        version = _version(change)
         copy.changes[change.seqno] = version
         if copy.state is not VBucketState.ACTIVE:
             return
@@ -154,6 +158,23 @@ class Histories:
             )
         branch.changes[change.seqno] = version
         self.on_commit(change.vbucket, node)
+
+
+def _standings(batch: Batch) -> Iterator[tuple[int, bytes]]:
+    for name, raw in batch.meta.items():
+        if name.startswith(b"vbucket/") and raw is not None:
+            yield int.from_bytes(name[-2:]), raw
+
+
+def _changes(batch: Batch) -> Iterator[CanonicalChange]:
+    for frame in batch.seqnos.values():
+        if frame is not None and not canonical.is_event(frame) and not is_hidden(frame):
+            yield canonical.parse(frame)
+
+
+def _version(change: CanonicalChange) -> Version:
+    value = change.value if change.op is Op.MUTATION else None
+    return Version(change.key, value, change.cas, change.rev)
 
 
 def _is_flushed(standing: Standing, vbuuid: int) -> bool:

@@ -184,6 +184,7 @@ class World:
         name = f"n{number + 1}"
         disk = SimulatedDisk(random.Random(f"disk {name} {self.plan.seed}"))
         disk.on_batch = lambda batch: self.histories.saw(name, batch)
+        disk.on_power_failure = lambda left: self.histories.reloaded(name, left)
         return Node(
             name,
             disk,
