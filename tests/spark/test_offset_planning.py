@@ -18,6 +18,7 @@ from upriver.spark.source.offset_planning import (
     from_latest,
     from_positions,
     plan,
+    with_rereads,
 )
 from upriver.spark.source.offsets import Boundary, Offset, SourceIdentity, VBucketProgress
 from upriver.spark.source.task_steps import (
@@ -361,3 +362,15 @@ def test_a_replayed_batch_only_rolls_back_where_the_driver_knows_a_newer_branch(
         (1, 100, 100, True),
         (2, 100, 400, True),
     ]
+
+
+def test_a_replayed_batch_restates_an_emptied_vbucket_on_any_branch() -> None:
+    previous = Offset(SOURCE, dict.fromkeys(range(2), AT_300))
+    flushed = FailoverLog.of((B, 0))
+    facts = {0: ObservedVBucket(0, flushed), 1: ObservedVBucket(400, flushed)}
+    planned = with_rereads(previous, plan(previous, facts), facts, lambda vb, seqno: False)
+    newest = FailoverLog.of((C, 5), (B, 0))
+    steps = steps_between(previous, planned, {0: C, 1: C}, restates=True)
+    assert [(s.vbucket, s.end, s.rolls_back) for s in steps] == [(0, 0, True)]
+    after_it = plan(planned, {vb: ObservedVBucket(500, newest) for vb in range(2)})
+    assert [after_it.at(vb).rolled_back for vb in range(2)] == [False, True]

@@ -114,11 +114,7 @@ class RestatingSimulation(Simulation):
         self, at: Offset, end: Offset, *, quiet: bool, replay: bool
     ) -> list[Row] | None:
         branches = {n: vbucket.vbuuid for n, vbucket in enumerate(self.vbuckets)}
-        steps = [
-            step
-            for step in steps_between(at, end, branches if replay else None)
-            if not (replay and step.rolls_back and branches[step.vbucket] != step.offset.vbuuid)
-        ]
+        steps = steps_between(at, end, branches if replay else None, restates=True)
         rows: list[Row] = []
         try:
             for group in partition(steps, 2):

@@ -134,15 +134,7 @@ class DcpStreamReader(DataSourceStreamReader):
             return []
         first = self._offset(start) or self._before_first(last)
         branches = None if end == self._planned else driver.newest_branches(last)
-        steps = steps_between(first, last, branches)
-        if self._options.restate_on_rollback and branches:
-            # on a branch that is gone nothing can be restated: the next plan does it
-            steps = tuple(
-                step
-                for step in steps
-                if not step.rolls_back
-                or branches.get(step.vbucket, step.offset.vbuuid) == step.offset.vbuuid
-            )
+        steps = steps_between(first, last, branches, restates=self._options.restate_on_rollback)
         arrived = driver.arrived(last)
         if arrived is not None:
             return [StepsPartition(steps, (), arrived)]

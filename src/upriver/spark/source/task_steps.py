@@ -101,13 +101,21 @@ def judge(step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: boo
 
 
 def steps_between(
-    start: Offset | None, end: Offset, branches: Mapping[int, int] | None = None
+    start: Offset | None,
+    end: Offset,
+    branches: Mapping[int, int] | None = None,
+    *,
+    restates: bool = False,
 ) -> tuple[ReadStep, ...]:
     """The steps of the batch between two offsets; None is the offset before the first one.
 
     ``branches`` are the newest vbuuids that the driver knows now, which it must find out for a
     batch that is replayed. A step on another branch than that only rolls back: the next plan,
     which knows no less, reads its range again.
+
+    A source that ``restates`` has no rollback rows. On a branch that is gone it cannot read what
+    to restate, so the step is left out: the next plan goes back again, below the step's end. From
+    an end of 0 no plan goes back. That step stays: a vbucket holds nothing at 0 on any branch.
     """
     branches = branches or {}
     steps = []
@@ -119,7 +127,7 @@ def steps_between(
         step = _step(vbucket, progress)
         if branches.get(vbucket, progress.vbuuid) == progress.vbuuid:
             steps.append(step)
-        elif progress.rolled_back:
+        elif progress.rolled_back and not (restates and progress.seqno):
             steps.append(replace(step, end=step.start))
     return tuple(steps)
 
