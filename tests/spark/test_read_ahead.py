@@ -194,6 +194,25 @@ def test_a_failover_ends_it_and_is_planned_as_ever(
         assert {row["branch"] for row in query.rows if row["vbucket"] == 1} <= {1}
 
 
+def test_a_collection_that_begins_is_restated_by_tasks(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "_FIRST_PAUSE", 0.0)
+    fill(producer, range(50))
+    producer.create_collection("shop.orders")
+    with Query(producer.source, onRollback="restate") as query:
+        for _ in range(3):
+            query.until_ahead(producer)
+            query.rows.clear()
+            producer.drop_collection("shop.orders")
+            producer.create_collection("shop.orders")
+            for vbucket in range(VBUCKETS):
+                producer.write(b"order", b"{}", vbucket, "shop.orders")
+            query.until_read(producer)
+            restated = [row["vbucket"] for row in query.rows if row["op"] == "restated"]
+            assert sorted(restated) == list(range(VBUCKETS))
+
+
 @pytest.mark.parametrize("options", [{"readAhead": "0"}, {"minPartitions": "2"}])
 def test_who_wants_tasks_to_read_has_them_read(
     producer: TemporaryProducer, options: dict[str, str]
