@@ -59,6 +59,23 @@ def test_guarantees_hold_with_fresh_seeds(scope: str) -> None:
         require_kept(seed, scope)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        458123038798,  # a power failure took a failover back
+        716697350913,  # a document expired while the last maintenance ran
+    ],
+)
+def test_guarantees_hold_where_a_table_broke_them_once(seed: int) -> None:
+    require_kept(seed, "table")
+
+
+@pytest.mark.parametrize("scope", list(SCOPES))
+def test_nothing_breaks_after_a_world_is_mended(scope: str) -> None:
+    latest = max(step.at for seed in range(200) for step in Plan.of(seed, SCOPES[scope]).steps)
+    assert latest <= SCOPES[scope].seconds
+
+
 def test_a_power_failure_may_take_back_a_failover() -> None:
     """A reader of the branch that is gone goes back, and reads what the failover had undone."""
     sets = [_set(at, key) for at, key in ((1.0, b"k1"), (3.0, b"k2"), (3.1, b"k1"))]

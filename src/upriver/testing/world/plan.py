@@ -106,9 +106,10 @@ class Plan:
 def _when(
     chance: random.Random, scope: Scope, moments: Sequence[float], before: float, after: float
 ) -> float:
-    """Any time, or one close to a moment at which much happens."""
+    """Any time before the world is mended, or one close to a moment at which much happens."""
     if moments and chance.random() < 0.7:
-        return max(0.5, chance.choice(moments) + chance.uniform(-before, after))
+        when = max(0.5, chance.choice(moments) + chance.uniform(-before, after))
+        return min(when, scope.seconds)
     return chance.uniform(0.5, scope.seconds)
 
 
