@@ -72,6 +72,16 @@ def test_many_changes_start_spark(producer: TemporaryProducer, tmp_path: Path) -
         mirror(start_spark, source=producer.source, table=tmp_path / "documents", once=True)
 
 
+def test_a_schema_by_hand_starts_spark_which_reads_it(
+    producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "documents"
+    with pytest.raises(SparkIsStarted):
+        mirror(
+            start_spark, source=producer.source, table=table, value_schema="number int", once=True
+        )
+
+
 def test_a_pipeline_that_goes_on_starts_spark(producer: TemporaryProducer, tmp_path: Path) -> None:
     with pytest.raises(SparkIsStarted):
         mirror(start_spark, source=producer.source, table=tmp_path / "documents")

@@ -78,6 +78,8 @@ def start_pipeline(
         stack.callback(meter.close)
         identity = identity_properties(settings, watching.identity())
         shape = MirrorShape()
+        if callable(spark) and settings.has_written_schemas:
+            spark = spark()  # its parser reads them
         if settings.kind.documents:
             shape = _shape(settings, held)
             identity |= {

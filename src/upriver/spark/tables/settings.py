@@ -135,6 +135,11 @@ class PipelineSettings:
         return made
 
     @property
+    def has_written_schemas(self) -> bool:
+        """Whether a schema was given in the language of Spark, which Spark must read."""
+        return bool({*self.value_schemas.values()} - {"", "infer"})
+
+    @property
     def collections_with_columns(self) -> list[str]:
         """The collections that were given columns of their own."""
         return sorted({*self.value_schemas, *self.renames, *self.key_patterns} - {""})
