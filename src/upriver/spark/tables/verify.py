@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
+from ..._extras import extra
 from ...errors import ConfigError
 from ...settings.pipeline_options import MirrorOptions
 from ..options import ReadOptions
 from ..session import register
 from ..source.stream_driver import Driver
 from .commit_state import positions_of
-from .documents_source import GONE, documents_as_rows
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .kinds import KINDS
@@ -43,6 +43,9 @@ from .settings import (
 )
 from .table_set import DEAD_LETTERS, TableSet
 from .table_source import read_table
+
+with extra("spark"):
+    from .documents_source import GONE, documents_as_rows
 from .upkeep.retention import Window
 
 if TYPE_CHECKING:
