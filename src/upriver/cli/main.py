@@ -38,7 +38,7 @@ _SECTIONS: Final = {
         "changelog": "Append every change of a bucket to a table, each exactly once.",
         "history": "Keep every version of documents, with when it began and ended.",
         "copy": "Copy a bucket into another one, and go on with its changes.",
-        "verify": "Compare a mirror or history with its bucket, document by document.",
+        "verify": "Compare a mirror or history with its bucket, by document.",
         "repair": "Bring the documents of a mirror that differ from its bucket.",
         "dead-letters": "List values that did not fit a schema, and try them again.",
         "compact": "Compact the Delta tables of a pipeline.",
