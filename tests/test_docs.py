@@ -23,6 +23,8 @@ FOLLOWED = [
     *sorted((DOCS / "how-to").glob("*.md")),
     DOCS / "explanation" / "drafts-and-their-mistakes.md",
 ]
+#: Those that start Spark several times, and so take a minute or more.
+_LONG = {DOCS / "how-to" / "declarative-pipelines.md", DOCS / "how-to" / "spark-cluster.md"}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
@@ -35,7 +37,13 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
-@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.extended if page in _LONG else (), id=name_of(page))
+        for page in FOLLOWED
+    ],
+)
 def test_a_page_can_be_followed_from_top_to_bottom(page: Path) -> None:
     blocks = blocks_of(page.read_text())
     assert blocks

@@ -199,6 +199,7 @@ def becomes(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.extended
 def test_a_chain_of_copies_goes_back_with_its_first_bucket_and_with_the_second(
     spark: SparkSession, tmp_path: Path, source: TemporaryProducer, target: TemporaryProducer
 ) -> None:
