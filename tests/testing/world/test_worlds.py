@@ -63,6 +63,7 @@ def test_guarantees_hold_with_fresh_seeds(scope: str) -> None:
     "seed",
     [
         458123038798,  # a power failure took a failover back
+        716697350958,  # a power failure took a flush back
         716697350913,  # a document expired while the last maintenance ran
     ],
 )
@@ -88,6 +89,17 @@ def test_a_power_failure_may_take_back_a_failover() -> None:
         world.run()
         gone += world.documents(0)[b"k1"] == b"31"
     assert 0 < gone < 16  # or nothing was decided
+
+
+def test_a_power_failure_may_take_back_a_flush() -> None:
+    steps = [Step(3.5, "flush", (0, 0.0, 0)), Step(3.8, "power failure", (0, 1.0, 0))]
+    back = 0
+    for seed in range(16):
+        plan = replace(Plan.of(seed, SINGLE), vbuckets=1, sync=SyncMode.RELAXED)
+        world = World(plan.with_steps((_set(1.0, b"k1"), *steps)))
+        world.run()
+        back += bool(world.documents(0))
+    assert 0 < back < 16  # or nothing was decided
 
 
 def _set(at: float, key: bytes) -> Step:

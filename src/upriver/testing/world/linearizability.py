@@ -20,7 +20,7 @@ __all__ = ["EXPIRE", "FLUSH", "LOSS", "WIPE", "Operation", "explain"]
 LOSS: Final = "loss"
 #: The disk of the only copy was replaced by an empty one.
 WIPE: Final = "wipe"
-#: A client emptied the bucket; a failover may take that back.
+#: Somebody emptied the bucket; a loss may take that back.
 FLUSH: Final = "flush"
 
 #: A document that was written to expire does so, at any later moment or never.

@@ -28,7 +28,7 @@ from ...store import Bucket, BucketSettings, SyncMode
 from .client import EXPIRING, Client, Wish
 from .disk import SimulatedDisk
 from .history import Histories, Violation
-from .linearizability import LOSS, WIPE, Operation, explain
+from .linearizability import FLUSH, LOSS, WIPE, Operation, explain
 from .memory import check_memory
 from .network import Network
 from .node import Node
@@ -435,7 +435,8 @@ def _flush(world: World, which: int, seconds: float, amount: int) -> None:
     if bucket is not None and node.process is not None:
         with suppress(StoreError):
             node.process.call(bucket.flush)
-            world.lose(WIPE)
+            # as any other write, it is lost with the power if it was not synced
+            world.lose(FLUSH if world.plan.sync is SyncMode.RELAXED else WIPE)
 
 
 def _expire(world: World, which: int, seconds: float, amount: int) -> None:
