@@ -24,7 +24,10 @@ FOLLOWED = [
     DOCS / "explanation" / "drafts-and-their-mistakes.md",
 ]
 #: Those that start Spark several times, and so take a minute or more.
-_LONG = {DOCS / "how-to" / "declarative-pipelines.md", DOCS / "how-to" / "spark-cluster.md"}
+_LONG = {
+    DOCS / "how-to" / f"{name}.md"
+    for name in ("declarative-pipelines", "history-table", "schema-change", "spark-cluster")
+}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)

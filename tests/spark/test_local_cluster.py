@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from sparkkit import PATIENCE, documents, documents_of
 
@@ -101,6 +102,7 @@ class Chaos:
         return self._chance.uniform(0.1, 4)
 
 
+@pytest.mark.extended
 def test_a_driver_that_is_killed_again_and_again_has_every_document_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
