@@ -1,10 +1,10 @@
-"""What a person sees of a pipeline that runs: a bar while it catches up, else a line of status."""
+"""Runs the pipeline of a command, and shows a bar while it catches up, else a line of status."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,19 +20,37 @@ from rich.progress import (
 )
 
 from .common_options import is_quiet
-from .spark_process import stop_requests
+from .setting_options import settings_given
+from .spark_process import spark_when_needed, stop_requests
+from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
     from ..spark.tables.progress import PipelineStatus
 
-__all__ = ["watch"]
+__all__ = ["run_pipeline"]
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5
 
 
-def watch(pipeline: Pipeline, *, as_json: bool) -> None:
+def run_pipeline(
+    start: Callable[..., Pipeline],
+    source: str,
+    table: str,
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Starts the pipeline of a command with what its flags say, and shows how it goes."""
+    given = settings_given(options)
+    with spark_when_needed(f"upriver {start.__name__}", options) as spark:
+        with waiting_for(f"{source} to answer, and for Spark to begin"):
+            pipeline = start(spark, source=source, table=table, **given)
+        _watch(pipeline, as_json=as_json)
+
+
+def _watch(pipeline: Pipeline, *, as_json: bool) -> None:
     """Shows how it goes until it ends; Ctrl-C or SIGTERM stops it after its batch.
 
     After Ctrl-C the program's status is 130.

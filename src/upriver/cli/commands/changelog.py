@@ -6,19 +6,16 @@ from typing import Any
 
 import click
 
-from ..pipeline_view import watch
+from ..pipeline_view import run_pipeline
 from ..setting_options import (
     changelog_settings,
     config_option,
     json_option,
     otel_option,
-    settings_given,
     source_argument,
     source_settings,
     spark_options,
 )
-from ..spark_process import spark_when_needed
-from ..wait_messages import waiting_for
 
 __all__ = ["changelog"]
 
@@ -47,8 +44,4 @@ def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
     """
     from ...spark.tables.pipelines import changelog as start
 
-    given = settings_given(options)
-    with spark_when_needed("upriver changelog", options) as spark:
-        with waiting_for(f"{source} to answer, and for Spark to begin"):
-            pipeline = start(spark, source=source, table=table, **given)
-        watch(pipeline, as_json=as_json)
+    run_pipeline(start, source, table, options, as_json=as_json)
