@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -56,9 +57,11 @@ class CopiedCollections:
         """Looks now and then, in a thread, until the copy has ended."""
 
         def run() -> None:
-            ended = threading.Event()
             trouble = ""
-            while not ended.wait(_EVERY) and is_active():
+            while True:
+                time.sleep(_EVERY)
+                if not is_active():
+                    return
                 try:
                     self.look()
                     trouble = ""
@@ -85,7 +88,8 @@ class CopiedCollections:
             ensure_collection(management, name)
         for name in gone:
             _log.info("%s was dropped in the source, and is dropped in the target", name)
-            _drop(management, name)
+            scope, _, collection = name.partition(".")
+            management.drop_collection(scope, collection, missing_ok=True)
         for name in sorted(self._source() & set(gone)):
             ensure_collection(management, name)
             self._copy_again(name)
@@ -128,12 +132,3 @@ class CopiedCollections:
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({"collections": sorted(self._known)}), encoding="utf-8")
         new.replace(self._file)
-
-
-def _drop(management: CollectionsManagement, name: str) -> None:
-    scope, _, collection = name.partition(".")
-    try:
-        management.drop_collection(scope, collection)
-    except ConfigError as problem:
-        if "not found" not in str(problem):
-            raise

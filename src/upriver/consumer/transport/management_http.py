@@ -24,6 +24,9 @@ __all__ = ["CollectionsManagement"]
 #: Most bytes of a response; more than a manifest with the most collections that servers allow.
 _MAX_ANSWER: Final = 16 * 1024 * 1024
 _SHOWN: Final = 500
+#: Words of refusals: servers have no status of their own for these.
+_EXISTS: Final = "already exists"
+_MISSING: Final = "not found"
 
 
 class CollectionsManagement:
@@ -37,26 +40,37 @@ class CollectionsManagement:
         self._access = access or Access()
         self._address = self._find()
 
-    def create_scope(self, scope: str) -> None:
-        self._send("POST", "", {"name": scope}, f"creating the scope {scope!r}")
+    def create_scope(self, scope: str, *, exists_ok: bool = False) -> None:
+        what = f"creating the scope {scope!r}"
+        self._send("POST", "", {"name": scope}, what, _EXISTS if exists_ok else None)
 
     def drop_scope(self, scope: str) -> None:
         self._send("DELETE", f"/{_part(scope)}", {}, f"dropping the scope {scope!r}")
 
-    def create_collection(self, scope: str, name: str, *, max_expiry: int = 0) -> None:
+    def create_collection(
+        self, scope: str, name: str, *, max_expiry: int = 0, exists_ok: bool = False
+    ) -> None:
         form = {"name": name, **({"maxTTL": str(max_expiry)} if max_expiry else {})}
         what = f"creating the collection {scope}.{name}"
-        self._send("POST", f"/{_part(scope)}/collections", form, what)
+        path = f"/{_part(scope)}/collections"
+        self._send("POST", path, form, what, _EXISTS if exists_ok else None)
 
-    def drop_collection(self, scope: str, name: str) -> None:
+    def drop_collection(self, scope: str, name: str, *, missing_ok: bool = False) -> None:
         what = f"dropping the collection {scope}.{name}"
-        self._send("DELETE", f"/{_part(scope)}/collections/{_part(name)}", {}, what)
+        path = f"/{_part(scope)}/collections/{_part(name)}"
+        self._send("DELETE", path, {}, what, _MISSING if missing_ok else None)
 
     # ---- requests ------------------------------------------------------------------------
 
     def _send(
-        self, method: Literal["POST", "DELETE"], path: str, form: dict[str, str], what: str
+        self,
+        method: Literal["POST", "DELETE"],
+        path: str,
+        form: dict[str, str],
+        what: str,
+        fine: str | None = None,
     ) -> None:
+        """Sends a request; a refusal whose reason has the words ``fine`` is none."""
         headers = {"Accept": "application/json"}
         if self._access.user:
             pair = f"{self._access.user}:{self._access.password}".encode()
@@ -78,7 +92,9 @@ class CollectionsManagement:
         finally:
             connection.close()
         if answer.status != http.client.OK:
-            raise ConfigError(f"{what} was refused: {_reason(answer.status, body)}")
+            reason = _reason(answer.status, body)
+            if fine is None or fine not in reason:
+                raise ConfigError(f"{what} was refused: {reason}")
 
     def _connection(self) -> http.client.HTTPConnection:
         where = self._address

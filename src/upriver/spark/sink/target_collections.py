@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from ...consumer.transport.management_http import CollectionsManagement
@@ -40,16 +38,5 @@ def created_collection(options: WriteOptions, opened: Writer, scope: str, collec
 def ensure_collection(management: CollectionsManagement, name: str) -> None:
     """Creates a collection and its scope, unless they are there; others may do so meanwhile."""
     scope, _, collection = name.partition(".")
-    with _unless_there():
-        management.create_scope(scope)
-    with _unless_there():
-        management.create_collection(scope, collection)
-
-
-@contextmanager
-def _unless_there() -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as problem:
-        if "already exists" not in str(problem):
-            raise
+    management.create_scope(scope, exists_ok=True)
+    management.create_collection(scope, collection, exists_ok=True)
