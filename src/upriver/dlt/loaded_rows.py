@@ -18,11 +18,12 @@ with extra("dlt"):
 if TYPE_CHECKING:
     from dlt import Pipeline
 
-__all__ = ["LoadedRows"]
+__all__ = ["STRATEGY", "LoadedRows"]
 
 #: The rows that are read at once.
 _CHUNK: Final = 50_000
-_STRATEGY: Final = "delete-insert"
+#: How dlt must merge for deletes to be heeded.
+STRATEGY: Final = "delete-insert"
 
 
 class LoadedRows:
@@ -35,10 +36,10 @@ class LoadedRows:
         destination = pipeline.destination
         if destination is None:
             raise ConfigError("the dlt pipeline has no destination: name one in dlt.pipeline(...)")
-        if _STRATEGY not in (destination.capabilities().supported_merge_strategies or ()):
+        if STRATEGY not in (destination.capabilities().supported_merge_strategies or ()):
             raise ConfigError(
                 f"the destination {destination.destination_name} cannot merge with the strategy "
-                f"{_STRATEGY}, so deleted documents would stay; use one that can, such as duckdb"
+                f"{STRATEGY}, so deleted documents would stay; use one that can, such as duckdb"
             )
 
     def of_vbuckets(self, vbuckets: Collection[int] | None) -> Iterator[pa.Table]:

@@ -8,11 +8,10 @@ whole vbucket is read again, and what the table has of it besides is deleted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -20,22 +19,24 @@ import pyarrow.compute as pc
 
 from .._extras import extra
 from ..errors import ConfigError
+from ..settings.pipeline_options import SourceOptions
 from ..settings.setting import camel, text_of
 from ..spark.options import ReadOptions
 from ..spark.source.admission import Limits
 from ..spark.source.collection_events import CollectionEnd, CollectionLog, Name, ended_rows
+from ..spark.source.offset_planning import nowhere
 from ..spark.source.offsets import Offset
 from ..spark.source.stream_driver import Driver
 from ..spark.source.task_reader import read_steps
 from ..spark.source.task_steps import ReadStep, steps_between
-from .loaded_rows import LoadedRows
+from .loaded_rows import STRATEGY, LoadedRows
 from .rows import DOCUMENT, Leftovers, SeenRows, TableRows
 
 with extra("dlt"):
     import dlt
     from dlt.extract import DltSource
 
-__all__ = ["DltOptions", "dcp_source"]
+__all__ = ["dcp_source"]
 
 _ANEW: Final = "To load the table anew: pipeline.run(..., refresh='drop_resources')"
 
@@ -43,35 +44,12 @@ _ANEW: Final = "To load the table anew: pipeline.run(..., refresh='drop_resource
 _MOST_PLANS: Final = 5
 
 
-class DltOptions(TypedDict, total=False):
-    """Options of the format ``dcp`` that have a meaning here, as Python spells them."""
-
-    bucket: str
-    user: str
-    password: str
-    password_file: str | os.PathLike[str]
-    password_env: str
-    ca_file: str | os.PathLike[str]
-    insecure: bool
-    allow_plain: bool
-    connect_timeout: float | str
-    request_timeout: float | str
-    retry_timeout: float | str
-    collections: str
-    scope: str
-    vbuckets: str
-    no_value: bool
-    value_format: Literal["binary", "string"]
-    compression: bool
-    flow_control_buffer: int | str
-
-
 def dcp_source(
     source: str,
     *,
     table: str = "documents",
     key_format: Literal["binary", "string"] = "string",
-    **options: Unpack[DltOptions],
+    **options: Unpack[SourceOptions],
 ) -> DltSource:
     """A dlt source with one resource: a table that each run makes equal to a bucket's documents.
 
@@ -85,18 +63,18 @@ def dcp_source(
         lambda: _documents(read, table, binary_keys=key_format == "binary"),
         name=table,
         table_name=table,
-        write_disposition={"disposition": "merge", "strategy": "delete-insert"},
+        write_disposition={"disposition": "merge", "strategy": STRATEGY},
         primary_key=DOCUMENT,
         columns={"deleted": {"hard_delete": True}, "seqno": {"dedup_sort": "desc"}},
     )
     return dlt.source(lambda: resource, name="dcp")()
 
 
-def _read_options(source: str, options: DltOptions) -> ReadOptions:
+def _read_options(source: str, options: SourceOptions) -> ReadOptions:
     texts = {"connectionString": source, "valueFormat": "string"}
     for name, value in options.items():
-        if name not in DltOptions.__annotations__:
-            known = ", ".join(DltOptions.__annotations__)
+        if name not in SourceOptions.__annotations__:
+            known = ", ".join(SourceOptions.__annotations__)
             raise ConfigError(f"there is no option {name!r} of the dlt source; there are {known}")
         texts[camel(name)] = text_of(value)
     if options.get("no_value"):
@@ -119,7 +97,7 @@ def _documents(options: ReadOptions, table: str, *, binary_keys: bool) -> Iterat
         previous = _previous(state, driver)
         for _ in range(_MOST_PLANS):
             start = previous or driver.first_offset()
-            planned = driver.next_offset(start, Limits(), can_restore=_nowhere)
+            planned = driver.next_offset(start, Limits(), can_restore=nowhere)
             if planned is previous:
                 return
             steps = steps_between(start, planned)
@@ -196,11 +174,6 @@ def _ended(rows: pa.Table, ends: list[CollectionEnd]) -> pa.Table:
         index, "scope", pc.if_else(unknown, pa.scalar(None, pa.string()), scopes)
     )
     return rows.filter(pa.array(ended_rows(named, ends)))
-
-
-def _nowhere(vbucket: int, seqno: int) -> bool:
-    """To which places the table can be restored: it has only the newest versions."""
-    return False
 
 
 def _require_same_selection(state: dict[str, Any], options: ReadOptions) -> None:

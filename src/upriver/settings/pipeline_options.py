@@ -1,4 +1,4 @@
-"""The keyword arguments of ``mirror``, ``changelog`` and ``history``, for type checkers.
+"""The keyword arguments of ``mirror``, ``changelog``, ``history`` and ``dcp_source``, for checkers.
 
 Each is a setting of `all_settings` in snake case; a test compares both. At run time the names of
 Spark's options (``maxOffsetsPerTrigger``) are accepted too.
@@ -10,11 +10,17 @@ import os
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-__all__ = ["ChangelogOptions", "HistoryOptions", "MirrorOptions", "PipelineOptions"]
+__all__ = [
+    "ChangelogOptions",
+    "HistoryOptions",
+    "MirrorOptions",
+    "PipelineOptions",
+    "SourceOptions",
+]
 
 
-class PipelineOptions(TypedDict, total=False):
-    """Options of the source and of every pipeline."""
+class SourceOptions(TypedDict, total=False):
+    """Options of every reader of documents: which server, which documents, how they are sent."""
 
     bucket: str
     user: str
@@ -30,17 +36,22 @@ class PipelineOptions(TypedDict, total=False):
     collections: str
     scope: str
     vbuckets: str
+    no_value: bool
+    value_format: Literal["binary", "string"]
+    compression: bool
+    flow_control_buffer: int | str
+
+
+class PipelineOptions(SourceOptions, total=False):
+    """Options of the source and of every pipeline."""
+
     max_offsets_per_trigger: int
     max_bytes_per_trigger: int | str
     min_partitions: int
     num_partitions: int
     fail_on_data_loss: bool
     on_rollback: Literal["emit", "fail"]
-    no_value: bool
-    value_format: Literal["binary", "string"]
     decompress: bool
-    compression: bool
-    flow_control_buffer: int | str
     long_poll: float | str
     read_ahead: int
     once: bool

@@ -59,7 +59,16 @@ from .offsets import (
     thinned,
 )
 
-__all__ = ["ObservedVBucket", "from_beginning", "from_latest", "from_positions", "plan", "shared"]
+__all__ = [
+    "ObservedVBucket",
+    "from_beginning",
+    "from_latest",
+    "from_positions",
+    "nowhere",
+    "plan",
+    "shared",
+    "with_rereads",
+]
 
 _NO_LIMITS: Final = Limits()
 
@@ -305,3 +314,8 @@ def with_rereads(
         and not (step.start and can_restore(vb, step.start))
     }
     return Offset(planned.source, {**planned.progress, **changed}) if changed else planned
+
+
+def nowhere(vbucket: int, seqno: int) -> bool:
+    """To which seqnos a target can be restored that holds only the newest versions."""
+    return False

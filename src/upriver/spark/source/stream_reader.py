@@ -20,6 +20,7 @@ from ...consumer.transport.connection_string import Address
 from ..options import ReadOptions
 from ..runtime.spark_versions import has_admission_control
 from .admission import Limits
+from .offset_planning import nowhere
 from .offsets import Offset
 from .read_ahead import ArrivedChanges
 from .stream_driver import Driver
@@ -32,11 +33,6 @@ __all__ = ["DcpStreamReader", "StepsPartition", "groups_for", "stream_reader"]
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
 #: all the others wait with it.
 _PATIENCE: Final = 1.0
-
-
-def _nowhere(vbucket: int, seqno: int) -> bool:
-    """To which places a sink without history can be restored."""
-    return False
 
 
 class StepsPartition(InputPartition):
@@ -103,7 +99,7 @@ class DcpStreamReader(DataSourceStreamReader):
             previous,
             limits,
             patience=patience,
-            can_restore=_nowhere if self._options.restate_on_rollback else None,
+            can_restore=nowhere if self._options.restate_on_rollback else None,
         )
         self._reached = planned
         # what is equal must be the same text, and it is if it is the same object

@@ -29,7 +29,15 @@ from typing import Final
 from ...model import FailoverLog, Snapshot, StreamOffset
 from .offsets import Offset, VBucketProgress
 
-__all__ = ["SMALL_BATCH", "ReadStep", "StepVerdict", "judge", "partition", "steps_between"]
+__all__ = [
+    "SMALL_BATCH",
+    "ReadStep",
+    "StepVerdict",
+    "are_few",
+    "judge",
+    "partition",
+    "steps_between",
+]
 
 #: Fewer seqnos than this go into one group: a task of its own takes longer than reading them.
 SMALL_BATCH: Final = 5_000
@@ -143,6 +151,11 @@ def _step(vbucket: int, progress: VBucketProgress) -> ReadStep:
     )
 
 
+def are_few(steps: Sequence[ReadStep]) -> bool:
+    """Whether steps are a small batch."""
+    return sum(step.size for step in steps) < SMALL_BATCH
+
+
 def partition(
     steps: Sequence[ReadStep], count: int, *, least: int = 1
 ) -> list[tuple[ReadStep, ...]]:
@@ -152,7 +165,7 @@ def partition(
     """
     if not steps:
         return []
-    if sum(step.size for step in steps) < SMALL_BATCH:
+    if are_few(steps):
         count = least
     groups: list[list[ReadStep]] = [[] for _ in range(max(1, min(count, len(steps))))]
     lightest = [(0, index) for index in range(len(groups))]

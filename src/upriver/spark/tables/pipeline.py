@@ -23,7 +23,7 @@ from ...errors import ConfigError, UpriverError
 from ..source.admission import Limits
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
-from ..source.task_steps import SMALL_BATCH, ReadStep, steps_between
+from ..source.task_steps import ReadStep, are_few, steps_between
 from .chosen_collections import (
     ChosenCollections,
     CollectionChange,
@@ -362,7 +362,7 @@ class BatchLoop:
     def _parallelism(self, steps: Sequence[ReadStep]) -> int:
         options = self._settings.read
         least = options.min_partitions or 1
-        if sum(step.size for step in steps) < SMALL_BATCH:
+        if are_few(steps):
             return least
         most = options.num_partitions or self._executors.parallelism
         return max(most, least)
@@ -370,7 +370,7 @@ class BatchLoop:
     def _is_small(self, steps: Sequence[ReadStep]) -> bool:
         """Whether a batch is one task with few changes, and with nothing to restore."""
         return (
-            sum(step.size for step in steps) < SMALL_BATCH
+            are_few(steps)
             and (self._settings.read.min_partitions or 1) == 1
             and not any(step.rolls_back for step in steps)
         )

@@ -213,7 +213,7 @@ class _FilteringReader(TableReader):
 
 def _may_match(one: Filter, file: DataFile) -> bool:
     """Whether a file can have rows that a filter lets pass, by its least and greatest values."""
-    stats = json.loads(file.stats or "{}")
+    stats = file.statistics
     column: tuple[str, ...] = getattr(one, "attribute", ())
     low = (stats.get("minValues") or {}).get(column[0]) if len(column) == 1 else None
     high = (stats.get("maxValues") or {}).get(column[0]) if len(column) == 1 else None

@@ -23,7 +23,6 @@ is no longer of end at its position.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -195,8 +194,8 @@ class MergeVersions(Merge):
         ends: list[CollectionEnd],
     ) -> pa.RecordBatch:
         """Versions with their ends: the next version, or what became of their collection."""
-        after = begins.take(pa.array(changes, pa.int64(), mask=changes < 0)).combine_chunks()
-        next_seqno, next_time, op = (_whole(after.column(name)) for name in _BEGIN)
+        after: Any = begins.take(pa.array(changes, pa.int64(), mask=changes < 0))
+        next_seqno, next_time, op = (after.column(name).combine_chunks() for name in _BEGIN)
         seqnos = np.asarray(pc.fill_null(next_seqno, _NEVER))
         dropped = first_ends(versions, ends)
         seqnos = np.where((dropped > 0) & (dropped < seqnos), dropped, seqnos)
@@ -241,10 +240,6 @@ def _with(rows: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(made, schema=rows.schema)
 
 
-def _whole(column: Any) -> Any:
-    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-
-
 def _alive(storage: Storage, file: DataFile, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which of some rows the file's vector does not mark as gone."""
     return np.isin(rows, rows_of(read_vector(storage, file.vector)), invert=True)
@@ -252,7 +247,7 @@ def _alive(storage: Storage, file: DataFile, rows: npt.NDArray[Any]) -> npt.NDAr
 
 def _may_be_later(file: DataFile, points: Mapping[int, int]) -> bool:
     """Whether a file can have versions that began or ended after the points."""
-    highs = json.loads(file.stats or "{}").get("maxValues") or {}
+    highs = file.statistics.get("maxValues") or {}
     if "seqno" not in highs:
         return True
     newest: int = max(highs["seqno"], highs.get(VALID_TO, 0))

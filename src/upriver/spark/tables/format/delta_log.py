@@ -85,6 +85,12 @@ class DataFile:
         return [self.path, vector] if vector else [self.path]
 
     @property
+    def statistics(self) -> dict[str, Any]:
+        """``stats``, decoded."""
+        decoded: dict[str, Any] = json.loads(self.stats or "{}")
+        return decoded
+
+    @property
     def dead(self) -> int:
         return int(self.vector["cardinality"]) if self.vector else 0
 
@@ -143,8 +149,7 @@ class DataFile:
 
     def with_vector(self, vector: Mapping[str, Any]) -> DataFile:
         """The same file with other rows marked as gone."""
-        stats = json.loads(self.stats or "{}")
-        stats["tightBounds"] = False
+        stats = {**self.statistics, "tightBounds": False}
         return replace(self, vector=vector, stats=json.dumps(stats, separators=(",", ":")))
 
 
