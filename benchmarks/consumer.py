@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 from machine import machine_line
-from producer import Client, backfill, fill, raw_socket, resident_mib, serving
+from processes import peak_mib, resident_mib
+from producer import Client, backfill, fill, raw_socket, serving
 from replay import replaying
 
 VBUCKETS = 16
@@ -32,14 +33,6 @@ def measure(port: int, what: str) -> dict[str, float]:
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(answer.stdout)
     return result
-
-
-def peak_mib() -> float:
-    """What this process had at most; rusage would count what its parent had when it began."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def read(port: int, what: str) -> None:

@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from machine import machine_line
+from processes import cpu_seconds
 
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.session.sasl_client import ScramClient
@@ -91,11 +92,6 @@ def serving(data: Path, *more: str) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Client:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,9 +26,11 @@ from typing import Any
 
 import pyarrow as pa
 from machine import machine_line
+from processes import family
 from producer import fill, key, serving, vbucket_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from upriver.consumer.transport.access import Access
@@ -39,6 +43,11 @@ from upriver.spark.tables.pipelines import mirror
 from upriver.wire import kv_messages as kv
 
 ROWS = 100
+#: Bursts at the beginning of each query that are not counted.
+WARM = 10
+TURNS = 3
+#: Seconds between two bursts.
+EVERY = 0.25
 #: Seconds for anything to be seen, on a machine with much else to do.
 PATIENCE = 120.0
 PARTS = ("latestOffset", "walCommit", "queryPlanning", "getBatch", "addBatch", "commitOffsets")
@@ -81,31 +90,40 @@ class ReadyReader(DataSourceStreamReader):
         pass
 
 
-def cpu_by_kind(server: int) -> dict[str, float]:
-    """CPU seconds of this program and all below it: Java, Python beside it, and the producer."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    found = {"java": 0.0, "python": 0.0, "producer": 0.0}
-    parents: dict[int, int] = {}
-    used: dict[int, tuple[float, str]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                _, _, rest = (entry / "stat").read_text().rpartition(")")
-                name = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
-            fields = rest.split()
-            pid = int(entry.name)
-            parents[pid] = int(fields[1])
-            used[pid] = sum(int(one) for one in fields[11:15]) / ticks, name
-    for pid, (seconds, name) in used.items():
-        above, me = pid, os.getpid()
-        while above not in (0, me):
-            above = parents.get(above, 0)
-        if above == me and pid != me:
-            kind = "producer" if pid == server else "java" if name == "java" else "python"
-            found[kind] += seconds
-    return found
+def cpu_by_kind() -> Counter[str]:
+    """Processor milliseconds of Java, Python processes beside it, and the producer."""
+    used: Counter[str] = Counter()
+    for process in family()[1:]:
+        kind = "python" if process.kind == "worker" else process.kind
+        used[kind] += round(process.cpu * 1000)
+    return used
+
+
+class Batches(StreamingQueryListener):
+    """What Spark says of batches that had rows, each once: asking for it would cost far more.
+
+    The offsets of 1,024 vbuckets are 150 KB of each report.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query.id
+        self.rows: list[int] = []
+        self.took: list[dict[str, int]] = []
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        # the last batches of a query are reported after the next one has begun
+        if str(event.progress.id) == self._query and event.progress.numInputRows:
+            self.took.append(dict(event.progress.durationMs))
+            self.rows.append(event.progress.numInputRows)
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def have(self, rows: int) -> bool:
+        return sum(self.rows) >= rows
 
 
 def until(condition: Callable[[], Any], pause: float = 0.001) -> float:
@@ -138,74 +156,66 @@ class Writer:
         self._link.close()
 
 
-def told(name: str, progress: list[Any], cpu: dict[str, float]) -> None:
-    parts = {
-        part: statistics.median(one.durationMs.get(part, 0) for one in progress) for part in PARTS
-    }
-    whole = sorted(one.durationMs["triggerExecution"] for one in progress)
-    rows = statistics.median(one.numInputRows for one in progress)
+def show_batches(name: str, took: list[dict[str, int]], rows: int, cpu: Counter[str]) -> None:
+    parts = {part: statistics.median(one.get(part, 0) for one in took) for part in PARTS}
+    whole = sorted(one["triggerExecution"] for one in took)
     print(
         f"  {name}: p50 {whole[len(whole) // 2]} ms, p99 {whole[int(len(whole) * 0.99)]} ms, "
-        f"{len(whole)} batches of {rows:.0f} rows"
+        f"{len(whole)} batches of {rows / len(whole):.0f} rows"
     )
-    print("    " + ", ".join(f"{part} {took:.0f}" for part, took in parts.items()) + " ms")
-    print("    CPU ms a batch: " + ", ".join(f"{k} {v * 1000:.0f}" for k, v in cpu.items()))
+    print("    " + ", ".join(f"{part} {ms:.0f}" for part, ms in parts.items()) + " ms")
+    each = ", ".join(f"{kind} {ms / len(whole):.0f}" for kind, ms in cpu.items())
+    print(f"    CPU ms a batch: {each}", flush=True)
 
 
-def batches(query: StreamingQuery) -> list[Any]:
-    """The progress of those that had rows."""
-    return [one for one in query.recentProgress if one.numInputRows]
-
-
-def has_rows(query: StreamingQuery, count: int) -> bool:
-    return bool(sum(one.numInputRows for one in batches(query)) >= count)
-
-
-def micro_batches(
-    spark: SparkSession, source: str, server: int, scratch: Path, bursts: int
-) -> None:
-    """Small batches to noop, one after the other."""
+def micro_batches(spark: SparkSession, source: str, scratch: Path, bursts: int) -> None:
+    """Small batches to noop, one every 250 ms: in turns, as Java gets quicker all the time."""
     spark.dataSource.register(ReadySource)
     writer = Writer(source)
+    stream = spark.readStream.format("dcp").option("startingOffsets", "latest")
+    # a plan that waits for changes would count its waiting as part of the batch
+    stream = stream.option("longPoll", "0")
     frames = {
         "Spark's rate-micro-batch": spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", ROWS)
         .option("numPartitions", 1)
         .load(),
         "a Python source, rows ready": spark.readStream.format("ready_rows").load(),
-        # a plan that waits for changes would count its waiting as part of the batch
-        "dcp, readAhead=0": spark.readStream.format("dcp")
-        .options(longPoll="0", startingOffsets="latest", readAhead="0")
-        .load(source),
-        "dcp": spark.readStream.format("dcp")
-        .options(longPoll="0", startingOffsets="latest")
-        .load(source),
+        "dcp, readAhead=0": stream.option("readAhead", "0").load(source),
+        "dcp": stream.option("readAhead", "1000").load(source),
     }
-    for name, frame in frames.items():
-        is_ours = name.startswith("dcp")
-        place = str(scratch / name.replace(" ", "-"))
-        query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
-        until(partial(getattr, query, "recentProgress"))
-        for burst in range(bursts + 5):
-            if burst == 5:  # those before are for Java to compile what runs often
-                before, first = cpu_by_kind(server), len(batches(query))
-            if is_ours:
-                writer.write(ROWS)
-                until(partial(has_rows, query, ROWS * (burst + 1)), 0.005)
-            else:
-                until(partial(has_rows, query, ROWS * (len(batches(query)) + 1)), 0.005)
-        after = cpu_by_kind(server)
-        done = batches(query)[first:]
-        query.stop()
-        told(name, done, {kind: (after[kind] - before[kind]) / len(done) for kind in after})
+    for turn in range(TURNS):
+        for name, frame in frames.items():
+            writing = frame.writeStream.format("noop")
+            writing = writing.option("checkpointLocation", tempfile.mkdtemp(dir=scratch))
+            is_ours = name.startswith("dcp")
+            every = {} if is_ours else {"processingTime": f"{EVERY} seconds"}
+            query = writing.trigger(**every).start() if every else writing.start()
+            batches = Batches(query)
+            spark.streams.addListener(batches)
+            until(partial(getattr, query, "lastProgress"))
+            for burst in range(bursts + WARM):
+                if burst == WARM:
+                    used, first = cpu_by_kind(), len(batches.rows)
+                began = time.perf_counter()
+                if is_ours:
+                    writer.write(ROWS)
+                until(partial(batches.have, ROWS * (burst + 1)))
+                if is_ours:
+                    time.sleep(max(0.0, began + EVERY - time.perf_counter()))
+            used = cpu_by_kind() - used
+            query.stop()
+            spark.streams.removeListener(batches)
+            if turn == TURNS - 1:
+                show_batches(name, batches.took[first:], sum(batches.rows[first:]), used)
     writer.close()
 
 
 def delays(writer: Writer, writes: int, see: Callable[[], Callable[[], Any]]) -> list[float]:
     """Milliseconds from a write's answer until it is seen, in order."""
-    found = []
+    chance, found = random.Random(1), []
     for number in range(writes + 3):
-        time.sleep(0.3)
+        time.sleep(chance.uniform(0.3, 1.3))  # at any moment between two triggers
         is_seen = see()
         answered = writer.write(1)
         seen = until(is_seen)
@@ -291,11 +301,11 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(prefix="upriver-latency-"))
     try:
         fill(scratch / "data", 10_000)
-        with serving(scratch / "data") as (port, server):
+        with serving(scratch / "data") as (port, _):
             source = f"couchbase://127.0.0.1:{port}/default"
             if options.only != "visible":
                 print("micro-batches to noop:")
-                micro_batches(spark, source, server, scratch, options.bursts)
+                micro_batches(spark, source, scratch, options.bursts)
             if options.only != "micro":
                 print("from a write's answer until it is seen:")
                 visible(spark, source, scratch, options.writes)

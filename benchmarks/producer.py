@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from machine import machine_line
+from processes import resident_mib
 
 from upriver.store import BucketSettings, SetDocument, Store
 from upriver.wire import kv_messages as kv
@@ -58,13 +59,6 @@ def serving(data: Path) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def resident_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 class Client:

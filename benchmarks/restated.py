@@ -10,16 +10,15 @@ keys as the task reader had it before, and by the keys in files that it has now.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from machine import machine_line
+from processes import resident_mib
 
 from upriver.model import Snapshot, StreamOffset
 from upriver.spark.options import ReadOptions
@@ -52,24 +51,19 @@ def _rows(schema: pa.Schema, documents: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _memory() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def measure(documents: int, most: int) -> None:
     """Prints MiB at the most beyond those before, CPU seconds, and how many rows were made."""
     options = ReadOptions.parse({"connectionString": "couchbase://localhost/b"})
     step = ReadStep(0, 0, StreamOffset(1, 0, Snapshot(0, 0)), documents)
     made = Restatement(options.rows, {0: step}, LiveKeys(most))
-    before, peak, began = _memory(), 0.0, time.process_time()
+    before, peak, began = resident_mib(), 0.0, time.process_time()
     for rows in _rows(arrow_schema(options.rows), documents):
         made.restate(rows)
-        peak = max(peak, _memory() - before)
+        peak = max(peak, resident_mib() - before)
     count = 0
     for _ in made.finished({0: step}, 1, [_PLACE]):
         count += 1
-        peak = max(peak, _memory() - before)
+        peak = max(peak, resident_mib() - before)
     print(f"{peak:.0f} MiB | {time.process_time() - began:.2f} s | {count}")
 
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from machine import machine_line
+from processes import family, own_cpu, resident_mib
 from pyspark.sql import SparkSession
 from replay import replaying
-from tables import own_cpu
 
 from upriver.spark import mirror, session
 
@@ -53,32 +53,11 @@ class Processes:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.05):
-            for pid in _family():
-                try:
-                    command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                except (OSError, IndexError):  # it has just ended
-                    continue
-                mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-                if "daemon" in command:
-                    self.worker_mib = max(self.worker_mib, mib)
-                elif "org.apache.spark" in command:
-                    self.java_mib = max(self.java_mib, mib)
-
-
-def _family() -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found.extend(parents.get(pid, ()))
-    return found
+            for process in family():
+                if process.kind == "worker":
+                    self.worker_mib = max(self.worker_mib, resident_mib(process.pid))
+                elif process.kind == "java":
+                    self.java_mib = max(self.java_mib, resident_mib(process.pid))
 
 
 def measured(name: str, tasks: int, documents: int, job: Callable[[], None]) -> None:

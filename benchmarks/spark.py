@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -20,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine_line
-from producer import VBUCKETS, fill, key, serving, vbucket_of
+from processes import family, resident_mib
+from producer import fill, serving
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from replay import replaying
@@ -28,7 +27,6 @@ from replay import replaying
 from upriver.consumer.topology.seqno_survey import Survey
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
-from upriver.session.conversation import single
 from upriver.spark import session
 
 ROUNDS = 3
@@ -135,93 +133,7 @@ def from_producer(spark: SparkSession, documents: int) -> None:
 def worker_memory(stop: threading.Event, found: list[float]) -> None:
     """The largest resident memory of a Python worker of Spark, looked at while it works."""
     while not stop.wait(0.1):
-        listed = subprocess.run(["ps", "-eo", "rss,args"], stdout=subprocess.PIPE, text=True)
-        for line in listed.stdout.splitlines():
-            if "spark.daemon" in line:
-                found.append(int(line.split()[0]) / 1024)
-
-
-def micro_batches(spark: SparkSession, scratch: Path) -> None:
-    """Small batches, and how soon a write is seen, from a producer in a process of its own."""
-    from upriver.consumer.transport.blocking_connection import BlockingConnection
-    from upriver.wire import kv_messages as kv
-
-    with tempfile.TemporaryDirectory() as directory:
-        fill(Path(directory), 10_000)
-        with serving(Path(directory)) as (port, _):
-            text = f"couchbase://127.0.0.1:{port}/default"
-            source = Source.parse(text)
-            stream = spark.readStream.format("dcp").option("startingOffsets", "latest").load(text)
-            seen: list[tuple[float, int]] = []
-
-            def note(frame: DataFrame, batch: int) -> None:
-                seen.append((time.perf_counter(), frame.count()))
-
-            # a plan that waits for changes would count its waiting as part of the batch
-            eager = spark.readStream.format("dcp").option("longPoll", "0")
-            noop_query = (
-                eager.option("startingOffsets", "latest")
-                .load(text)
-                .writeStream.format("noop")
-                .option("checkpointLocation", str(scratch / "small"))
-                .start()
-            )
-            while not noop_query.recentProgress:
-                time.sleep(0.01)  # only what is written after the first batch is later than latest
-            with BlockingConnection.open(source, Access()) as link:
-                for burst in range(20):
-                    names = [key(burst * 100 + n) for n in range(100)]
-                    link.run_all(
-                        single(kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}"))
-                        for name in names
-                    )
-                    time.sleep(0.4)
-            noop_query.stop()
-            times = [
-                progress.durationMs["triggerExecution"]
-                for progress in noop_query.recentProgress
-                if progress.numInputRows
-            ]
-            print(f"  micro-batch of 100 rows or fewer: {statistics.median(times):.0f} ms median")
-            query = (
-                stream.writeStream.foreachBatch(note)
-                .option("checkpointLocation", str(scratch / "visible"))
-                .start()
-            )
-            while not seen:
-                time.sleep(0.01)  # only what is written after the first batch is later than latest
-            delays = []
-            with BlockingConnection.open(source, Access()) as link:
-                for number in range(20):
-                    time.sleep(0.3)
-                    name, before = key(number), len(seen)
-                    link.ask(kv.Set(key=name, vbucket=vbucket_of(name), value=b"{}"))
-                    written = time.perf_counter()
-                    while not any(rows for _, rows in seen[before:]):
-                        time.sleep(0.001)
-                    delays.append((seen[-1][0] - written) * 1000)
-            query.stop()
-            print(
-                f"  from a write's answer to its rows in foreachBatch: "
-                f"{statistics.median(delays[2:]):.0f} ms median of {VBUCKETS} vbuckets"
-            )
-
-
-def idle(spark: SparkSession, source: str, scratch: Path) -> None:
-    """How long Spark takes for a trigger when nothing has changed."""
-    stream = spark.readStream.format("dcp").option("longPoll", "0")
-    query = (
-        stream.option("startingOffsets", "latest")
-        .load(source)
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(scratch / "idle"))
-        .trigger(processingTime="200 milliseconds")
-        .start()
-    )
-    time.sleep(5)
-    times = [p.durationMs["triggerExecution"] for p in query.recentProgress if not p.numInputRows]
-    query.stop()
-    print(f"  trigger with nothing to do: {statistics.median(times[1:]):.0f} ms median")
+        found.extend(resident_mib(one.pid) for one in family() if one.kind == "worker")
 
 
 def main() -> None:
@@ -245,7 +157,6 @@ def main() -> None:
             streams(spark, source, documents, scratch)
         from_producer(spark, documents)
         print(f"  Python workers: {max(memory):.0f} MiB resident at most")
-        micro_batches(spark, scratch)
     finally:
         stop.set()
         watcher.join()

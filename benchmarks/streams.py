@@ -11,7 +11,6 @@ one. A second bucket has documents with extended attributes.
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import struct
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from machine import machine_line
+from processes import cpu_seconds
 from producer import VALUE, key, serving
 from producer import vbucket_of as vbucket_of_1024
 
@@ -84,11 +84,6 @@ def write(
                 for n in range(start, min(start + 4000, documents))
             ]
         )
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def read_all(port: int, kind: Kind) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import random
 import shutil
 import statistics
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from machine import machine_line
+from processes import own_cpu, peak_mib
 from producer import VALUE, fill, key, serving, vbucket_of
 from pyspark.sql import SparkSession
 from replay import replaying
@@ -78,38 +78,6 @@ def until_caught_up(pipeline: Pipeline) -> None:
     while pipeline.lag() != 0:
         if pipeline.wait(0.02):
             raise SystemExit(f"the pipeline ended: {pipeline.status()}")
-
-
-def peak_memory() -> float:
-    """MiB that this process had at most since it was asked to begin anew."""
-    (line,) = (
-        line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
-    )
-    return int(line.split()[1]) / 1024
-
-
-def own_cpu() -> float:
-    """CPU seconds of this process and of all that it has started, but for the producer."""
-    children: dict[int, list[tuple[int, float, str]]] = {}
-    ticks = os.sysconf("SC_CLK_TCK")
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            _, _, rest = (entry / "stat").read_text().rpartition(")")
-            command = (entry / "cmdline").read_text()
-        except OSError:
-            continue
-        fields = rest.split()
-        used = sum(int(one) for one in fields[11:15]) / ticks
-        children.setdefault(int(fields[1]), []).append((int(entry.name), used, command))
-    total, waiting = time.process_time(), [os.getpid()]
-    while waiting:
-        for pid, used, command in children.get(waiting.pop(), ()):
-            if "multiprocessing" not in command and "\0serve\0" not in command:
-                total += used
-                waiting.append(pid)
-    return total
 
 
 def trickle(pipeline: Pipeline, source: str, documents: int, seconds: int) -> str:
@@ -190,7 +158,7 @@ def updates(
             until_caught_up(pipeline)
             slow = trickle(pipeline, text, documents, 2 * batches)
             pipeline.stop()
-            memory = peak_memory()
+            memory = peak_mib()
             compared = verify(spark, source=text, table=str(table))
             assert not compared.differing, compared
     print(
