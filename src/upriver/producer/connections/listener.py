@@ -188,7 +188,8 @@ def _limit_tls_buffers() -> None:
 
 
 def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the delay of small packets only for sockets that name their protocol
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
