@@ -45,8 +45,10 @@ _log = logging.getLogger(__name__)
 
 #: Bytes that may wait for a plan; a node may send as many again before it is held up.
 _MOST_BYTES: Final = 1024 * 1024
-#: Seconds within which changes are taken to be written together: a batch costs more than waiting.
+#: Seconds between changes that were written together, and in which all of them arrive: a producer
+#: needs 0.2 ms for each vbucket, and a batch of their own for the rest costs more than waiting.
 _TOGETHER: Final = 0.003
+_LONGEST_TOGETHER: Final = 0.02
 #: Seconds before streams are opened again after too much has arrived, at first and at most.
 _FIRST_PAUSE: Final = 2.0
 _LONGEST_PAUSE: Final = 300.0
@@ -213,16 +215,18 @@ class ReadAhead:
         return self._seqnos.facts(previous) if self.is_open else None
 
     def _receive(self, timeout: float) -> None:
-        """Takes what has arrived; waits for the first of it, and a moment for what is with it."""
+        """Takes what has arrived; waits for the first of it, and for what was written with it."""
         deadline = time.monotonic() + timeout
-        is_first = True
+        last: float | None = None
         try:
             while self._consumer is not None:
                 event = self._consumer.poll(max(0.0, deadline - time.monotonic()))
                 if event is None:
                     return
-                if is_first and isinstance(event, Rows):
-                    is_first, deadline = False, time.monotonic() + _TOGETHER
+                if isinstance(event, Rows):
+                    now = time.monotonic()
+                    last = last or now + _LONGEST_TOGETHER
+                    deadline = min(now + _TOGETHER, last)
                 self._take(event)
         except UpriverError as problem:
             self._end(f"{problem}")

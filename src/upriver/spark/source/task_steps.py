@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from ...model import FailoverLog, Snapshot, StreamOffset
 from .offsets import Offset, VBucketProgress
@@ -59,6 +59,13 @@ class ReadStep:
     #: The purge seqno to name in the request, where the peer understands that; 0 for none.
     purge_seqno: int = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Numbers only: a batch has a step for each vbucket, and dataclasses are slow to pickle."""
+        offset = self.offset
+        numbers = (offset.vbuuid, offset.seqno, offset.snapshot.start, offset.snapshot.end)
+        rest = (self.end, self.rolls_back, self.purge_seqno)
+        return _unpickled, (self.vbucket, self.branch, *numbers, *rest)
+
     @property
     def start(self) -> int:
         return self.offset.seqno
@@ -80,6 +87,12 @@ class ReadStep:
     def wants(self, seqno: int) -> bool:
         """Whether a change that arrived is one of the step's rows."""
         return self.start < seqno <= self.end
+
+
+def _unpickled(
+    vbucket: int, branch: int, vbuuid: int, seqno: int, first: int, last: int, *rest: Any
+) -> ReadStep:
+    return ReadStep(vbucket, branch, StreamOffset(vbuuid, seqno, Snapshot(first, last)), *rest)
 
 
 class StepVerdict(Enum):
@@ -127,10 +140,12 @@ def steps_between(
     """
     branches = branches or {}
     steps = []
-    for vbucket, progress in sorted(end.progress.items()):
-        before = start.progress.get(vbucket) if start is not None else None
+    known = start.progress if start is not None else {}
+    # most are the same object: little happens between two plans of a driver
+    changed = {vb: now for vb, now in end.progress.items() if now is not known.get(vb)}
+    for vbucket, progress in sorted(changed.items()):
         is_read = progress.start < progress.seqno
-        if progress is before or progress == before or not (is_read or progress.rolled_back):
+        if progress == known.get(vbucket) or not (is_read or progress.rolled_back):
             continue
         step = _step(vbucket, progress)
         if branches.get(vbucket, progress.vbuuid) == progress.vbuuid:
