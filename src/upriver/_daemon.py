@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["inline", "start"]
-
 _is_inline = False
 
 

@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["randbelow", "seeded", "token_hex", "uniform", "uuid4"]
-
 _source: random.Random = random.SystemRandom()
 
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from .errors import MissingExtra
 
-__all__ = ["EXTRAS", "extra"]
-
 #: The modules that each extra of pyproject.toml brings.
 EXTRAS: Final = {
     "server": frozenset({"rocksdict"}),

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """A ``__getattr__`` for a package; ``places`` maps each name to its module, relative to it."""

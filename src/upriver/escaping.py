@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["escape_record", "escaped", "quoted"]
-
 #: Characters of one argument that a log line shows: longer than any sensible name.
 _SHOWN: Final = 400
 

@@ -19,8 +19,6 @@ import sys
 import time
 from typing import Final, TextIO
 
-__all__ = ["JSON_VARIABLE", "configure_logging"]
-
 #: The variable of the environment that asks for JSON, also of the processes that a program starts.
 JSON_VARIABLE: Final = "UPRIVER_LOG_JSON"
 #: Loggers of others that are quieter than ours: they log each request.

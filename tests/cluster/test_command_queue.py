@@ -10,8 +10,8 @@ import pytest
 from clusterkit import PATIENCE
 
 from upriver.cluster.command_queue import CommandQueue
+from upriver.cluster.copy_comparison import Copy
 from upriver.cluster.failover_candidates import refuse_if_only_copy
-from upriver.cluster.node_link import Copy
 from upriver.errors import ConfigError
 from upriver.model import VBucketState
 

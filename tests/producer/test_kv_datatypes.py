@@ -11,9 +11,9 @@ from kvkit import MODERN, Desk, open_desk
 
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.producer.keyvalue.document_values import is_json
 from upriver.wire import kv_messages as kv
 from upriver.wire import values
+from upriver.wire.json_text import is_json
 from upriver.wire.names import Feature
 
 BODY = b'{"a":[1,2,3],"b":"' + b"x" * 200 + b'"}'

@@ -15,18 +15,6 @@ import click
 
 from ..logs import JSON_VARIABLE, configure_logging
 
-__all__ = [
-    "COMMON_OPTIONS",
-    "INTERRUPTED",
-    "interrupted_line",
-    "interruptible",
-    "is_debugging",
-    "is_quiet",
-    "log_before",
-    "log_level",
-    "with_common_options",
-]
-
 #: The status of shells for a program that was ended by SIGINT: 128 plus the signal's number.
 INTERRUPTED: Final = 130
 

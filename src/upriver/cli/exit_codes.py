@@ -12,8 +12,6 @@ import click
 from ..errors import UpriverError
 from .common_options import is_debugging
 
-__all__ = ["Question"]
-
 
 class _Trouble(click.ClickException):
     exit_code = 2

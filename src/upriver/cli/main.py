@@ -21,8 +21,6 @@ with extra("cli"):
     )
     from .suggestions import SuggestingGroup
 
-__all__ = ["cli", "main"]
-
 #: All commands by purpose, with a line of help that fits 80 columns. A command has a module of its
 #: name unless `_PLACES` names another; no module is imported to list or complete its name.
 _SECTIONS: Final = {

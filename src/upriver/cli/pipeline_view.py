@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
     from ..spark.tables.progress import PipelineStatus
 
-__all__ = ["run_pipeline"]
-
 #: Seconds between two looks.
 _EVERY: Final = 0.5
 

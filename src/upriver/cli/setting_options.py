@@ -22,25 +22,6 @@ from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTIO
 from ..settings.setting import Given, Setting, ValueKind
 from ..settings.vbucket_list import parse_vbuckets
 
-__all__ = [
-    "DIALECTS",
-    "access_options",
-    "changelog_settings",
-    "collection_options",
-    "compact_settings",
-    "config_option",
-    "history_settings",
-    "json_option",
-    "mirror_settings",
-    "name_value_option",
-    "otel_option",
-    "settings_given",
-    "source_argument",
-    "source_settings",
-    "spark_options",
-    "vbuckets_option",
-]
-
 _log = logging.getLogger("upriver.cli")
 
 _Command = Callable[..., Any]

@@ -27,8 +27,6 @@ from .common_options import INTERRUPTED, interrupted_line, is_debugging
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["StopRequest", "spark_session", "spark_when_needed", "stop_requests"]
-
 _STDERR: Final = 2
 #: The most bytes of what Java says while it starts.
 _MOST_HELD: Final = 1024 * 1024

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from ..consumer.topology.cluster_map import vbucket_of
 
-__all__ = ["StreamRules"]
-
 _CHANGES: Final = frozenset({"mutation", "deletion", "expiration"})
 _U64: Final = 2**64
 #: The field of a packet that names a vbucket has 16 bits.

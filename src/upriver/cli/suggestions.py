@@ -6,8 +6,6 @@ import difflib
 
 import click
 
-__all__ = ["SuggestingGroup"]
-
 
 class SuggestingGroup(click.Group):
     """As click's group, which suggests options but no commands that are imported late."""

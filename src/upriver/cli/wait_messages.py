@@ -11,8 +11,6 @@ import click
 
 from .common_options import is_quiet
 
-__all__ = ["waiting_for"]
-
 #: Seconds before the message. A healthy server answers within a fraction of a second.
 _PATIENCE: Final = 3.0
 

@@ -17,8 +17,6 @@ from .manager_api import call
 from .manager_commands import free_port
 from .node_processes import cluster_process
 
-__all__ = ["create", "exists", "start_manager"]
-
 _STATE: Final = "cluster.json"
 _LOG: Final = "manager.log"
 #: Seconds for the manager to answer.

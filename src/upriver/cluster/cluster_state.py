@@ -23,8 +23,6 @@ from ..producer.bootstrap.cluster_config import (
 from ..store.bucket_settings import MAX_VBUCKETS
 from .placement import Row, without
 
-__all__ = ["LEASE", "MAX_NODES", "ClusterState", "NodeEntry", "load", "save"]
-
 #: A manager and its nodes share one machine.
 MAX_NODES: Final = 32
 #: Copies beside the active one, as many as Couchbase has.

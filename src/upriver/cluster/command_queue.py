@@ -14,8 +14,6 @@ from typing import Final, Protocol
 
 from ..errors import ConfigError
 
-__all__ = ["Audience", "CommandQueue", "RunningCommand"]
-
 #: Seconds between two progress reports to a waiting command.
 _INTERVAL: Final = 0.5
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 from ..model import FailoverLog, VBucketState
 from .placement import Row
 
-__all__ = ["Copies", "Copy", "CopyStanding", "best", "compare"]
-
 
 class Copy(NamedTuple):
     """What a node has of a vbucket."""

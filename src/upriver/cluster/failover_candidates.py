@@ -10,8 +10,6 @@ from .copy_comparison import Copies, Copy
 from .node_link import NodeLink
 from .placement import Row
 
-__all__ = ["copies_at", "refuse_if_only_copy"]
-
 
 async def copies_at(links: Mapping[str, NodeLink]) -> Copies:
     """What each node that answers has."""

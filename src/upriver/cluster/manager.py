@@ -37,8 +37,6 @@ from .raw_connection import Endpoint
 from .reconcile import Orders, Situation
 from .replicator import Replicator
 
-__all__ = ["Manager"]
-
 logger = logging.getLogger("upriver.cluster")
 
 #: Seconds between two polls of the nodes when nothing happens.

@@ -27,8 +27,6 @@ from typing import Any, Final
 from ..errors import ConfigError, ConnectionFailed, UpriverError
 from .command_queue import Audience
 
-__all__ = ["ApiServer", "call"]
-
 logger = logging.getLogger("upriver.cluster")
 
 _HOST: Final = "127.0.0.1"

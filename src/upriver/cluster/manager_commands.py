@@ -24,8 +24,6 @@ from .manager import Manager
 from .placement import Row
 from .rebalance import Moving
 
-__all__ = ["Commands", "free_port"]
-
 #: Seconds without any progress after which a command gives up.
 _PATIENCE: Final = 60.0
 

@@ -18,8 +18,6 @@ from ..errors import ConfigError
 from ..producer.bootstrap.users import ALL_BUCKETS, MIN_ITERATIONS, Grant, Role, Users
 from ..producer.membership import MANAGER
 
-__all__ = ["exists", "make", "read"]
-
 _USERS: Final = "users.json"
 _SECRET: Final = "secret.json"
 

@@ -26,8 +26,6 @@ from .manager_api import ApiServer
 from .manager_commands import Commands
 from .node_processes import Processes
 
-__all__ = ["main"]
-
 logger = logging.getLogger("upriver.cluster")
 
 _LOCK: Final = "manager.lock"

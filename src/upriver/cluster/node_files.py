@@ -19,8 +19,6 @@ from typing import Any, Final
 
 from ..errors import ConfigError
 
-__all__ = ["EPOCH_FILE", "NodeLock", "forget", "is_locked", "lock_name", "read"]
-
 EPOCH_FILE: Final = "epoch"
 _LOCK_FILE: Final = "node.lock"
 _NODE_FILE: Final = "node.json"

@@ -16,8 +16,6 @@ from typing import Final
 from ..errors import UpriverError
 from .node_link import NodeLink
 
-__all__ = ["Leases"]
-
 logger = logging.getLogger("upriver.cluster")
 
 #: Renewals in the time of one lease, if none fails; of short leases more often than once a second.

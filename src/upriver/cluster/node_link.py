@@ -24,8 +24,6 @@ from ..wire.names import RequestedState
 from .copy_comparison import Copy
 from .raw_connection import Endpoint
 
-__all__ = ["Copy", "NodeLink"]
-
 #: The timeout in seconds: a node on the same machine answers at once, or is suspended.
 _SETTINGS: Final = ConsumerSettings(name="manager", connect_timeout=3.0, answer_timeout=5.0)
 #: The number of commands in flight.

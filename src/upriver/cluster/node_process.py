@@ -24,8 +24,6 @@ from ..producer.server_settings import ServerSettings
 from ..store import BucketSettings
 from .node_files import EPOCH_FILE, NodeLock
 
-__all__ = ["main"]
-
 logger = logging.getLogger("upriver.cluster")
 
 #: Seconds for which writers may delay a takeover; after that they are refused until it is done,

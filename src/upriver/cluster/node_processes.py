@@ -21,8 +21,6 @@ from ..errors import ConfigError
 from . import node_files
 from .cluster_state import ClusterState, NodeEntry
 
-__all__ = ["Processes", "cluster_process", "reap"]
-
 _LOG_FILE: Final = "node.log"
 #: Seconds that a node gets to close its files before it is killed.
 _FAREWELL_SECONDS: Final = 10.0

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["Row", "balanced", "first_rows", "without"]
-
 Row = tuple[str | None, ...]
 
 

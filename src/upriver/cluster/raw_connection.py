@@ -24,9 +24,6 @@ from ..wire.dialects import Dcp
 from ..wire.framing import Framer
 from ..wire.names import Feature, OpenFlag
 
-__all__ = ["CONSUMER", "PRODUCER", "Endpoint", "Wire"]
-
-
 #: Bytes that are read at once, and the size of the send buffer above which sending waits.
 _READ: Final = 256 * 1024
 #: The timeout of connecting and authenticating, in seconds.

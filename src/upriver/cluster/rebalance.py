@@ -25,8 +25,6 @@ from .placement import Row
 from .raw_connection import Endpoint
 from .replication_relay import ReplicationRelay
 
-__all__ = ["Moving"]
-
 logger = logging.getLogger("upriver.cluster")
 
 #: Vbuckets that move at once.

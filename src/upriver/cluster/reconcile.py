@@ -15,8 +15,6 @@ from ..model import VBucketState
 from .copy_comparison import Copies, Copy, CopyStanding, best, compare
 from .placement import Row
 
-__all__ = ["Orders", "Pairs", "Situation", "orders", "streams", "undecided"]
-
 _DEAD = Copy(VBucketState.DEAD)
 _ACTIVE = VBucketState.ACTIVE
 

@@ -21,8 +21,6 @@ from ..wire.header import FLEX_RESPONSE, RESPONSE
 from ..wire.names import Command, StreamFlag
 from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
 
-__all__ = ["ReplicationRelay"]
-
 _DIALECT: Final = Dcp(collections=True)
 _ADD_STREAM: Final = Dcp.table.opcodes[Command.ADD_STREAM]
 _CLOSE_STREAM: Final = Dcp.table.opcodes[Command.CLOSE_STREAM]

@@ -20,8 +20,6 @@ from ..errors import Status, UpriverError
 from .raw_connection import Endpoint
 from .replication_relay import ReplicationRelay
 
-__all__ = ["Replicator"]
-
 logger = logging.getLogger("upriver.cluster")
 
 _FIRST_PAUSE: Final = 0.05

@@ -9,15 +9,6 @@ from ..model import VBucketState
 from .cluster_state import ClusterState, NodeEntry
 from .copy_comparison import Copies
 
-__all__ = [
-    "connection_string",
-    "is_active",
-    "node_status",
-    "problem_lines",
-    "silent_nodes",
-    "without_active",
-]
-
 #: Vbuckets are in trouble by the hundred, for the same reason.
 _VBUCKETS_SHOWN: Final = 8
 

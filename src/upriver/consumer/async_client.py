@@ -15,8 +15,6 @@ from .groups.membership import Membership
 from .streaming.inbox import Closed, Delivery, Finished
 from .streaming.subscription import ReadingStatus, Subscription
 
-__all__ = ["AsyncConsumer"]
-
 #: Seconds between two looks whether the lease of a group's member was renewed.
 _LEASE_TICK: Final = 0.05
 

@@ -17,8 +17,6 @@ import pyarrow as pa
 from ..model import Datatype, Op
 from ..wire.values import unwrap
 
-__all__ = ["Change", "changes_of"]
-
 _OPS: Final = tuple(Op)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS: Final = (

@@ -25,8 +25,6 @@ from .streaming.inbox import Closed, Delivery, Failed, Finished, Inbox
 from .streaming.subscription import ReadingStatus, Subscription
 from .transport.async_connection import AsyncConnection
 
-__all__ = ["Consumer"]
-
 _T = TypeVar("_T")
 
 #: Finished bytes are returned to the engine's thread in portions of this part of the buffer,

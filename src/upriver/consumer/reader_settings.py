@@ -16,17 +16,6 @@ from ..session.stream_position import Position
 from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore
 
-__all__ = [
-    "DIALECTS",
-    "ConsumerOptions",
-    "ConsumerSettings",
-    "DialectName",
-    "End",
-    "RollbackPolicy",
-    "Start",
-    "settings_for",
-]
-
 DialectName = Literal["auto", "dcp", "001", "000", "002"]
 #: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position
 #: for each vbucket (vbuckets that are not named start at the beginning).

@@ -19,8 +19,6 @@ from .event_detection import EventDetector
 from .figures import FORMAT, PipelineFigures, ServerFigures, StatsDocument
 from .history import History
 
-__all__ = ["INTERVAL", "Collector", "Sample"]
-
 logger = logging.getLogger("upriver.dashboard")
 
 #: Seconds between two samples. Sampling 1024 vbuckets takes some milliseconds.

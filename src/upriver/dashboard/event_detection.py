@@ -11,8 +11,6 @@ from typing import Final
 
 from .figures import STATE_LETTERS, BucketFigures, EventFigures, PipelineFigures, ServerFigures
 
-__all__ = ["EventDetector"]
-
 #: The number of events that are kept: a few screens.
 _KEPT: Final = 200
 #: If more vbuckets than this change at once, they are reported as one event.

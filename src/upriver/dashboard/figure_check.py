@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
-__all__ = ["checked"]
-
 _D = TypeVar("_D")
 
 

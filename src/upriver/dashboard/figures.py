@@ -9,31 +9,6 @@ from __future__ import annotations
 
 from typing import Final, TypedDict
 
-__all__ = [
-    "FORMAT",
-    "STATE_LETTERS",
-    "BatchFigures",
-    "BranchFigures",
-    "BucketFigures",
-    "CollectionFigures",
-    "ConnectionFigures",
-    "CopyFigures",
-    "DocumentDetail",
-    "EventFigures",
-    "HistoryFigures",
-    "LagFigures",
-    "LatencyFigures",
-    "PipelineFigures",
-    "ReaderFigures",
-    "RollbackFigures",
-    "ServerFigures",
-    "StatsDocument",
-    "StreamFigures",
-    "VBucketColumns",
-    "VBucketDetail",
-    "VersionFigures",
-]
-
 #: The version of the document format; documents of another version are refused.
 FORMAT: Final = 2
 

@@ -17,8 +17,6 @@ from .figures import (
     ServerFigures,
 )
 
-__all__ = ["History", "percentile"]
-
 #: Points that are kept: five minutes of samples, and an hour of means over `_STEP` seconds.
 _RECENT: Final = 300
 _HOUR: Final = 360

@@ -23,8 +23,6 @@ from .request_handler import FILES, Dashboard, DashboardHttp, RequestHandler, is
 from .sign_in import Sessions
 from .watched_server import WatchedServer
 
-__all__ = ["DashboardServer"]
-
 logger = logging.getLogger("upriver.dashboard")
 
 #: Concurrent requests: each page sends one per second, which takes some milliseconds.

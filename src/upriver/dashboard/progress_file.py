@@ -15,8 +15,6 @@ from typing import Final
 from .figure_check import checked
 from .figures import BatchFigures, PipelineFigures
 
-__all__ = ["ProgressFile"]
-
 #: The most bytes that one call reads (some thousand batches); older ones are skipped.
 _MOST: Final = 4 * 1024 * 1024
 #: Batches that are shown.

@@ -36,8 +36,6 @@ with extra("cli"):
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector, CollectorRegistry
 
-__all__ = ["METRICS", "MetricRow", "exposition", "reference"]
-
 Sample = tuple[tuple[str, ...], float]
 
 

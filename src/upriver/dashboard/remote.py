@@ -15,8 +15,6 @@ from .figure_check import checked
 from .figures import FORMAT, DocumentDetail, ServerFigures, VBucketDetail
 from .request_handler import is_loopback
 
-__all__ = ["RemoteServer"]
-
 #: The most bytes of a response. A bucket with 1024 vbuckets takes about 50 KiB.
 _MOST: Final = 16 * 1024 * 1024
 #: Seconds for each step of a request.

@@ -39,8 +39,6 @@ from .prometheus_metrics import exposition
 from .sign_in import COOKIE, Sessions, basic_credentials, cookie_token
 from .watched_server import WatchedServer, visible
 
-__all__ = ["FILES", "Dashboard", "DashboardHttp", "RequestHandler", "is_loopback"]
-
 logger = logging.getLogger("upriver.dashboard")
 
 #: The most bytes of a request; browsers send less than 2 KiB.

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
-__all__ = ["COOKIE", "Sessions", "basic_credentials", "cookie_token"]
-
 COOKIE: Final = "upriver_session"
 
 #: Sessions that are kept; the one that was used least recently is dropped first.

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from .figures import DocumentDetail, StatsDocument, VBucketDetail
 
-__all__ = ["WatchedServer", "visible"]
-
 
 class WatchedServer(Protocol):
     """A server in this process or elsewhere. Any thread may use it."""

@@ -18,8 +18,6 @@ with extra("dlt"):
 if TYPE_CHECKING:
     from dlt import Pipeline
 
-__all__ = ["STRATEGY", "LoadedRows"]
-
 #: The rows that are read at once.
 _CHUNK: Final = 50_000
 #: How dlt must merge for deletes to be heeded.

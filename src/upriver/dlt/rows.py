@@ -23,8 +23,6 @@ from ..spark.functions.fold import RESTATED
 from ..spark.options import RowFormat
 from ..spark.source.row_schema import arrow_schema
 
-__all__ = ["DOCUMENT", "PLACES", "Leftovers", "SeenRows", "TableRows"]
-
 #: What identifies a document in the table; and with it the place and the age of a row.
 DOCUMENT: Final = ("scope", "collection", "key")
 PLACES: Final = ("vbucket", "seqno", *DOCUMENT)

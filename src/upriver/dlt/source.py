@@ -36,8 +36,6 @@ with extra("dlt"):
     import dlt
     from dlt.extract import DltSource
 
-__all__ = ["dcp_source"]
-
 _ANEW: Final = "To load the table anew: pipeline.run(..., refresh='drop_resources')"
 
 #: How often a run plans what it could not read at first; the next run reads the rest.

@@ -26,8 +26,6 @@ from ..model import VBucketState
 from ..store import AbortPrepared, Applied, Bucket, CommitPrepared, Outcome, PendingPrepare
 from .keyvalue.durability_requirements import DEFAULT_SECONDS, CopyNames
 
-__all__ = ["DurabilityMonitor"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Seconds between two checks of prepares that clients wait for, at first and at most, and of all

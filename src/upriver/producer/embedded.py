@@ -20,8 +20,6 @@ from .server_context import ServerContext
 from .server_settings import ServerSettings
 from .statistics import ConnectionView
 
-__all__ = ["Producer"]
-
 logger = logging.getLogger("upriver.producer")
 
 

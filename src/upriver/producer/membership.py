@@ -31,8 +31,6 @@ from typing import Final
 from .. import _entropy
 from ..errors import ConfigError
 
-__all__ = ["MANAGER", "NodeIdentity", "NodeLease"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: The user name of a cluster's manager on its nodes. Couchbase's internal users start with the same

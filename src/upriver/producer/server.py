@@ -40,8 +40,6 @@ from .statistics import (
     takeover_statistics,
 )
 
-__all__ = ["Server"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Seconds in which peers can read what was sent to them when the server stops.

@@ -21,8 +21,6 @@ from .keyvalue.durability_requirements import NO_COPIES, CopyNames, copy_names
 from .membership import MANAGER, NodeLease
 from .server_settings import ServerSettings
 
-__all__ = ["VERSION", "GivenMap", "ServerContext"]
-
 #: The version that clients receive. Several clients choose their commands by it, so it names the
 #: Couchbase release whose commands are served.
 VERSION: Final = "7.6.0-0000-upriver"

@@ -18,8 +18,6 @@ from ..session.stream_request import Policy
 from ..wire.limits import MAX_BODY
 from .membership import NodeIdentity
 
-__all__ = ["DEFAULT_PORT", "PeerRelease", "ServerSettings", "usual_http_port"]
-
 #: The data port of Couchbase Server, which clients use by default.
 DEFAULT_PORT = 11210
 #: The management ports that belong to Couchbase's data ports, without and with TLS.

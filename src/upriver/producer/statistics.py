@@ -19,19 +19,6 @@ from .dcp.active_stream import ActiveStream
 from .dcp.replica_commands import ReplicaCommands
 from .dcp.stream_commands import StreamCommands
 
-__all__ = [
-    "BucketView",
-    "ConnectionView",
-    "ServerView",
-    "StreamView",
-    "bucket_view",
-    "connection_statistics",
-    "connection_view",
-    "dcp_statistics",
-    "resident_bytes",
-    "takeover_statistics",
-]
-
 #: Characters shown of a client's agent name, as on Couchbase Server.
 _MAX_AGENT: Final = 32
 _MAX_CONNECTION_ID: Final = 33

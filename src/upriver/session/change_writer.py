@@ -26,8 +26,6 @@ from ..wire.prepares import StoredPrepare
 from .collection_filter import FilterKind, StreamFilter
 from .producer_options import ProducerOptions
 
-__all__ = ["ChangeWriter", "Shape", "ValueMode"]
-
 _STORED: Final = Dcp(collections=True)
 _DEFAULT: Final = 0
 

@@ -33,18 +33,6 @@ from .conversation import Compute, Conversation
 from .sasl_client import SCRAM_DIGESTS, ScramClient, cram_md5
 from .saslprep import prepare
 
-__all__ = [
-    "FIRST_OPAQUE",
-    "STREAM_ROLE",
-    "Credentials",
-    "Introduced",
-    "Introduction",
-    "hung_up",
-    "introduce",
-    "refusal_context",
-    "stranger",
-]
-
 #: The opaque of the first request. Its bytes are two line ends, so that a server of a line-based
 #: protocol, such as HTTP, answers at once instead of waiting for the rest of a line.
 FIRST_OPAQUE: Final = 0x0D0A0D0A

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from ..errors import Status
 
-__all__ = ["FilterKind", "FilterRefused", "KnownCollections", "StreamFilter", "parse_filter"]
-
 #: Clients send a few hundred bytes. A thousand collections of eight hex digits fit as well.
 _MAX_VALUE: Final = 64 * 1024
 _MAX_ID: Final = 2**32 - 1

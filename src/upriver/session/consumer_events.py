@@ -17,23 +17,6 @@ from ..wire import messages as m
 from ..wire.system_events import NamedEvent
 from .stream_position import Position
 
-__all__ = [
-    "Answered",
-    "Event",
-    "Flushed",
-    "MapPushed",
-    "RollbackReason",
-    "RolledBack",
-    "Rows",
-    "StateAsked",
-    "Step",
-    "StreamFinished",
-    "StreamOpened",
-    "StreamRefused",
-    "SyncWrite",
-    "SystemHappened",
-]
-
 _NOT_ASKED: Final = FailoverLog(())
 
 

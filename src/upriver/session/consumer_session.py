@@ -42,8 +42,6 @@ from .stream_position import Position, PositionTracker
 from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State
 
-__all__ = ["FIRST_OTHER_OPAQUE", "ConsumerSession"]
-
 #: Lower opaques belong to streams. Other requests on the connection use opaques from here on.
 FIRST_OTHER_OPAQUE: Final = 0x4000_0000
 

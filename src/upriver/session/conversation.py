@@ -20,8 +20,6 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from ..errors import UpriverError
 from ..wire.messages import Request, Response
 
-__all__ = ["MORE", "Compute", "Conversation", "Exchange", "Pending", "Step", "single"]
-
 _T = TypeVar("_T")
 
 _OPAQUES: Final = 2**32

@@ -14,8 +14,6 @@ from ..wire.framing import packet_length
 from ..wire.header import FLEX_REQUEST, REQUEST
 from ..wire.names import Command
 
-__all__ = ["ACK_AFTER_SECONDS", "PREPARE_SURPLUS", "ReceiveWindow", "SendWindow", "counted_size"]
-
 _NOOP: Final = Dcp.table.opcodes[Command.STREAM_NOOP]
 _PREPARE: Final = Dcp.table.opcodes[Command.PREPARE]
 #: Couchbase servers count a prepare two bytes larger than it is, and expect both acknowledged.

@@ -22,8 +22,6 @@ from ..wire.dialects import Dialect
 from ..wire.framing import Framer
 from .flow_control import counted_size
 
-__all__ = ["Inbound", "RowChunk", "inbound_for"]
-
 #: The buffer size of one read. Large reads make columns efficient: the fixed cost of a batch equals
 #: that of some thousand rows.
 READ_SIZE: Final = 2 << 20

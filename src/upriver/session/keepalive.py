@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DEFAULT_INTERVAL", "FIRST_OPAQUE", "IDLE_TIMEOUT", "ProducerKeepalive", "Silence"]
-
 #: Seconds between noops unless the consumer sets another interval.
 DEFAULT_INTERVAL: Final = 20.0
 

@@ -16,8 +16,6 @@ from ..wire.names import OpenFlag
 from .client_handshake import STREAM_ROLE, refusal_context
 from .conversation import Conversation
 
-__all__ = ["Opened", "Opening", "denied", "open_connection", "open_for_questions", "refused"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:

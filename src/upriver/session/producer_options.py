@@ -17,15 +17,6 @@ from ..wire.names import OpenFlag
 from .flow_control import SendWindow
 from .keepalive import ProducerKeepalive
 
-__all__ = [
-    "BackfillOrder",
-    "OutOfOrder",
-    "ProducerOptions",
-    "check_open_flags",
-    "is_for_consumer",
-    "set_control",
-]
-
 _KNOWN_OPEN_FLAGS: Final = (
     OpenFlag.PRODUCER
     | OpenFlag.NOTIFIER

@@ -14,8 +14,6 @@ from .stream_position import Position, PositionTracker
 from .stream_states import CONSUMER, ConsumerEvent, next_state
 from .stream_states import ConsumerState as State
 
-__all__ = ["RequestedStream", "StreamOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:

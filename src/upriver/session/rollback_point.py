@@ -13,8 +13,6 @@ from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
 from .consumer_events import RollbackReason
 from .stream_position import Position
 
-__all__ = ["agree", "lowered"]
-
 
 def agree(position: Position, served: FailoverLog) -> tuple[Position, RollbackReason | None]:
     """Returns the position from which the consumer can continue in the producer's history.

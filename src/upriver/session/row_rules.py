@@ -20,8 +20,6 @@ from ..wire.columns import SCHEMA
 from .consumer_events import Event, Rows, Step
 from .stream_position import PositionTracker
 
-__all__ = ["RowCheck", "Stream", "broken_rule"]
-
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 

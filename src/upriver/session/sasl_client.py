@@ -17,8 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-__all__ = ["MAX_ITERATIONS", "SCRAM_DIGESTS", "ScramClient", "cram_md5"]
-
 #: Mechanisms by Couchbase's names, strongest first, with the hashlib names of their digests.
 SCRAM_DIGESTS: Final = {
     "SCRAM-SHA512": "sha512",

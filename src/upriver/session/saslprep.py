@@ -9,8 +9,6 @@ import stringprep
 import unicodedata
 from typing import Final
 
-__all__ = ["prepare"]
-
 
 def prepare(text: str) -> str:
     """Normalizes a user name or a password with SASLprep.

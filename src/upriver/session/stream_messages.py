@@ -12,8 +12,6 @@ from .consumer_events import Event, Flushed, StateAsked, SyncWrite, SystemHappen
 from .requested_stream import RequestedStream
 from .row_rules import RowCheck, broken_rule
 
-__all__ = ["StreamMessages"]
-
 _SYSTEM: Final = (
     m.CollectionCreated,
     m.CollectionDropped,

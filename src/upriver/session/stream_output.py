@@ -36,8 +36,6 @@ from .change_writer import ChangeWriter, Shape, ValueMode
 from .collection_filter import FilterKind, StreamFilter
 from .sync_write_output import SyncWriteOutput
 
-__all__ = ["StoredChanges", "StreamOutput"]
-
 #: The extras of a plain snapshot marker.
 _RANGE: Final = Dcp.table.of_message[m.SnapshotMarker][0].extras.struct
 _DEFAULT: Final = 0

@@ -23,8 +23,6 @@ from typing import Final
 
 from ..model import FailoverLog, Snapshot, StreamOffset
 
-__all__ = ["Position", "PositionTracker"]
-
 #: A tracker with more than the first number of boundaries reduces them to the second.
 _MOST_BOUNDARIES: Final = 60
 _KEPT_BOUNDARIES: Final = 48

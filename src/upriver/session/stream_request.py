@@ -26,8 +26,6 @@ from .collection_filter import (
 )
 from .producer_options import ProducerOptions
 
-__all__ = ["Acceptance", "Decision", "Policy", "Refusal", "RollbackTo", "VBucketFacts", "decide"]
-
 _KNOWN_FLAGS: Final = (
     StreamFlag.TAKEOVER
     | StreamFlag.DISK_ONLY

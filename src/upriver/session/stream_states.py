@@ -13,16 +13,6 @@ from typing import Final, TypeVar
 
 from ..errors import LocalProtocolError
 
-__all__ = [
-    "CONSUMER",
-    "PRODUCER",
-    "ConsumerEvent",
-    "ConsumerState",
-    "ProducerEvent",
-    "ProducerState",
-    "next_state",
-]
-
 
 class ProducerState(Enum):
     """What the producer does with a stream."""

@@ -14,8 +14,6 @@ from ..wire import canonical, prepares
 from .change_writer import ChangeWriter
 from .flow_control import PREPARE_SURPLUS
 
-__all__ = ["SyncWriteOutput"]
-
 
 class SyncWriteOutput:
     """Encodes prepares, commits and aborts of one stream, and tracks the pending prepares."""

@@ -10,21 +10,6 @@ from typing import Final
 
 from .setting import Setting, Use, ValueKind
 
-__all__ = [
-    "ACCESS",
-    "CHANGELOG",
-    "COLUMN_ROLES",
-    "HISTORY",
-    "MIRROR",
-    "PASSWORD_VARIABLE",
-    "PIPELINE",
-    "READ",
-    "SELECTION",
-    "USER_VARIABLE",
-    "WRITE",
-    "named",
-]
-
 #: Environment variables (of Spark's driver) with the credentials, where no option gives them.
 USER_VARIABLE: Final = "UPRIVER_USER"
 PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"

@@ -18,8 +18,6 @@ from ..errors import ConfigError
 from .all_settings import USER_VARIABLE
 from .setting import Given
 
-__all__ = ["access_of", "content_of", "source_of"]
-
 #: The most bytes of a password file; a longer file cannot be one.
 _MAX_PASSWORD: Final = 64 * 1024
 

@@ -10,14 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-__all__ = [
-    "ChangelogOptions",
-    "HistoryOptions",
-    "MirrorOptions",
-    "PipelineOptions",
-    "SourceOptions",
-]
-
 
 class SourceOptions(TypedDict, total=False):
     """Options of every reader of documents: which server, which documents, how they are sent."""

@@ -18,8 +18,6 @@ from typing import Any, Final
 from ..errors import ConfigError
 from .vbucket_list import parse_vbuckets
 
-__all__ = ["Given", "Setting", "Use", "ValueKind", "camel", "snake", "text_of"]
-
 #: Options that Spark itself adds (to a table created with this format) or that it handles itself
 #: (in a stream); they are ignored.
 _PROPERTIES_OF_TABLES: Final = frozenset(

@@ -10,8 +10,6 @@ from typing import Final
 
 from ..errors import ConfigError
 
-__all__ = ["MAX_VBUCKETS", "parse_vbuckets"]
-
 #: Vbucket numbers have 16 bits.
 MAX_VBUCKETS: Final = 65536
 _PART: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)

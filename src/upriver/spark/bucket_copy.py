@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["copy"]
-
 _RESTATE: Final = {"onRollback": "restate"}
 #: Options that a batch read does not take.
 _OF_STREAMS: Final = frozenset(

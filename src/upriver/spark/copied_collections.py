@@ -27,8 +27,6 @@ from ..errors import ConfigError, UpriverError
 from .options import ReadOptions, WriteOptions
 from .sink.target_collections import ensure_collection
 
-__all__ = ["CopiedCollections"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
 
-__all__ = ["DcpDataSource"]
-
 
 class DcpDataSource(DataSource):
     """Reads the changes of a bucket as a batch or a stream, and writes its documents."""

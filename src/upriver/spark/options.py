@@ -21,8 +21,6 @@ from ..settings.connection_settings import access_of, content_of, source_of
 from ..settings.setting import Given, Use
 from ..settings.vbucket_list import MAX_VBUCKETS
 
-__all__ = ["ReadOptions", "RowFormat", "WriteOptions"]
-
 _LAST_SEQNO: Final = 2**63 - 1
 _FILE: Final = "file:"
 #: Columns that are made of values.

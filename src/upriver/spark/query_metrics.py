@@ -54,8 +54,6 @@ with extra("spark"):
     )
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-__all__ = ["SourceListener"]
-
 #: Buckets from the fastest batch that was measured to minutes.
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: The entry of a progress's durations that exists only if a batch was run.

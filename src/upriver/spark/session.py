@@ -30,16 +30,6 @@ from .runtime.spark_versions import require_supported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "is_remote",
-    "register",
-    "retrying",
-    "session",
-    "settings",
-    "start",
-    "use_this_interpreter",
-]
-
 _log = logging.getLogger("upriver.spark")
 
 _MASTER: Final = "spark.master"

@@ -27,8 +27,6 @@ from .writes import operations
 from .writes.document_changes import Expire
 from .writes.write_group import Group
 
-__all__ = ["Maintenance"]
-
 #: A time after that of any tombstone, to select all of them.
 _ALWAYS: Final = 2**32
 

@@ -35,8 +35,6 @@ from .writes.document_changes import Applied, Change, Expire, Outcome
 from .writes.operation_checks import check_key
 from .writes.sync_writes import Completion
 
-__all__ = ["Bucket"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Reader)
 

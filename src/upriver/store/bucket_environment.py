@@ -10,8 +10,6 @@ from typing import Final
 from .rocksdb import Database
 from .writes.commit_threads import GroupWriter, Ticker
 
-__all__ = ["MACHINE", "Platform"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:

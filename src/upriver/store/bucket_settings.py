@@ -14,8 +14,6 @@ from ..errors import ConfigError
 from ..model import VBucketState
 from ..wire.limits import MAX_VALUE
 
-__all__ = ["MAX_VBUCKETS", "BucketSettings", "SyncMode"]
-
 #: The number of vbuckets of a Couchbase bucket.
 MAX_VBUCKETS = 1024
 

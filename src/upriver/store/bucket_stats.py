@@ -9,8 +9,6 @@ from typing import Final
 from ..model import VBucketState
 from .open_bucket import Core
 
-__all__ = ["BucketStats", "StatsReader"]
-
 #: The size on disk that statistics report may be this many seconds old.
 _SIZE_SECONDS: Final = 1.0
 

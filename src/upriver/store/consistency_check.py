@@ -25,8 +25,6 @@ from .vbucket import Progress
 from .writes import system_events
 from .writes.write_group import Group
 
-__all__ = ["problems"]
-
 
 def problems(core: Core) -> Iterator[str]:
     """Yields a description of each inconsistency; none if the bucket is consistent."""

@@ -45,8 +45,6 @@ from .bucket import Bucket
 from .bucket_settings import BucketSettings
 from .rocksdb_layout import FORMAT
 
-__all__ = ["Store"]
-
 _NAME: Final = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,99}")
 #: The most characters in the name of a store, as of a Couchbase cluster.
 _MAX_STORE_NAME: Final = 256

@@ -10,8 +10,6 @@ from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, frame_seqno, seqno_key, vbucket_key, vbucket_range
 from .rollback import versions_in
 
-__all__ = ["next_cas", "versions"]
-
 
 def versions(engine: Database, vbucket: int, key: bytes) -> Iterator[CanonicalChange]:
     """Yields the versions of a document that are still stored, newest first.

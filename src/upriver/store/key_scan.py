@@ -21,8 +21,6 @@ from .rocksdb_layout import (
     vbucket_key,
 )
 
-__all__ = ["KeyRange", "KeyScan", "ScannedDocument"]
-
 
 class KeyRange(NamedTuple):
     """A range of keys without their collection id. None means no bound."""

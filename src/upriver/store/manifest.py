@@ -15,8 +15,6 @@ from typing import Any, Final
 from ..errors import Status, StoreRefusal
 from ..wire import messages as m
 
-__all__ = ["Collection", "Event", "Manifest", "Scope", "events_between"]
-
 #: The first id for new scopes and collections. Couchbase servers reserve the ids below it.
 FIRST_ID: Final = 8
 

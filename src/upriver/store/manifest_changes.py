@@ -10,8 +10,6 @@ from ..model import VBucketState
 from .manifest import Manifest, events_between
 from .open_bucket import Core
 
-__all__ = ["change_manifest", "replace_manifest"]
-
 
 def change_manifest(core: Core, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Stores a new manifest, and its system events in every active vbucket, as one group."""

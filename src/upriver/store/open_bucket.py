@@ -32,8 +32,6 @@ from .writes.document_changes import Change, Outcome
 from .writes.sync_writes import load_prepares
 from .writes.write_group import Group
 
-__all__ = ["Core", "Listener"]
-
 logger = logging.getLogger("upriver.store")
 
 #: Bytes of a session id, and how many ids are kept: as many as the starts of a process that may

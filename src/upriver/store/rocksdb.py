@@ -41,8 +41,6 @@ with extra("server"):
         WriteOptions,
     )
 
-__all__ = ["Batch", "Database", "Family", "FrozenEntries", "FrozenRange", "translate"]
-
 logger = logging.getLogger("upriver.store")
 
 _MEMTABLE: Final = 2 * 1024 * 1024

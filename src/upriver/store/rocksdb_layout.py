@@ -34,32 +34,6 @@ from ..model import Op
 from ..wire import leb128
 from ..wire.canonical import CanonicalChange, parse
 
-__all__ = [
-    "FORMAT",
-    "NO_COLLECTION",
-    "PREPARE_COLLECTION",
-    "SYSTEM_COLLECTION",
-    "Due",
-    "Meta",
-    "RecordKind",
-    "StoredRecord",
-    "collection_of",
-    "collection_range",
-    "document_path",
-    "due_key",
-    "due_range",
-    "event_key",
-    "frame_key",
-    "frame_seqno",
-    "pack_record",
-    "parse_due",
-    "prepared_path",
-    "record_of",
-    "seqno_key",
-    "vbucket_key",
-    "vbucket_range",
-]
-
 #: The version of this layout. A store with a later version is refused. Version 1 had no prepares
 #: and no aborts; opening such a store changes it to version 2.
 FORMAT: Final = 2

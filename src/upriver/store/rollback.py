@@ -18,8 +18,6 @@ from .vbucket import Standing, new_vbuuid
 from .writes import system_events
 from .writes.write_group import Group
 
-__all__ = ["align", "begin_again", "committed_seqno", "roll_back", "trim"]
-
 #: Bytes of the time of the change, with which a history entry begins.
 _TIME_SIZE = 4
 

@@ -18,8 +18,6 @@ from ..model import Snapshot
 from .rocksdb import Database, FrozenRange
 from .rocksdb_layout import frame_seqno, vbucket_range
 
-__all__ = ["Backfill", "FrameChunk", "OpenReaders"]
-
 #: Large enough that joining costs little per frame, and small enough for a processor cache.
 DEFAULT_CHUNK: Final = 256 * 1024
 

@@ -8,8 +8,6 @@ from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, prepared_path, seqno_key, vbucket_key
 from .writes.sync_writes import Completion, CompletionKind, is_abort_of
 
-__all__ = ["completion", "last_visible"]
-
 
 def completion(engine: Database, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:
     """Returns whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""

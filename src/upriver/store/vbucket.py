@@ -16,19 +16,6 @@ from .. import _entropy
 from ..model import FailoverLog, Snapshot, VBucketState
 from .rocksdb_layout import NO_COLLECTION
 
-__all__ = [
-    "PendingPrepare",
-    "Progress",
-    "Standing",
-    "Totals",
-    "VBucket",
-    "VBucketStats",
-    "dump",
-    "load",
-    "new_vbuuid",
-]
-
-
 _NOTHING_YET = Snapshot(0, 0)
 
 #: The most seqno ranges that a vbucket remembers as consistent. The recent ranges are all kept; of

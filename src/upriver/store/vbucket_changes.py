@@ -10,8 +10,6 @@ from . import rollback
 from .open_bucket import Core
 from .vbucket import new_vbuuid
 
-__all__ = ["flush", "flush_copy", "set_failover_log", "set_state"]
-
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 
 

@@ -17,8 +17,6 @@ from ..errors import ConfigError
 from .faults import Faults
 from .proxied_connection import CHUNK, ChaosCounts, Gate, ProxiedConnection, cancelled
 
-__all__ = ["ChaosProxy", "Direction"]
-
 _T = TypeVar("_T")
 
 

@@ -17,8 +17,6 @@ from ..errors import ConfigError, DecodeError
 from ..wire.framing import packet_length
 from ..wire.header import MAGICS
 
-__all__ = ["Ending", "FaultInjector", "FaultedChunk", "Faults"]
-
 #: In every header: the offset of the body's length (big-endian), and the bytes needed to know it.
 _OPCODE_AT: Final = 1
 _LENGTH_AT: Final = 8

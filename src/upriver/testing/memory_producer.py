@@ -31,8 +31,6 @@ from ..store import Bucket, BucketSettings, Store
 from .producer_base import BucketScript, settings_for_tests
 from .stepped_loop import SteppedLoop
 
-__all__ = ["MemoryLink", "MemoryProducer"]
-
 _T = TypeVar("_T")
 
 #: A file system in memory, if the machine has one, so that commits do not wait for a disk.

@@ -12,8 +12,6 @@ from ..errors import ConfigError
 from ..model import VBucketState
 from ..store import Applied, Bucket, BucketSettings, DeleteDocument, SetDocument, document_key
 
-__all__ = ["BucketScript", "settings_for_tests"]
-
 
 def settings_for_tests(vbuckets: int) -> BucketSettings:
     """Bucket settings without background maintenance: a test itself purges tombstones."""

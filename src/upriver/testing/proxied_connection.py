@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from .faults import Ending, FaultInjector, Faults
 
-__all__ = ["CHUNK", "ChaosCounts", "Gate", "ProxiedConnection", "cancelled"]
-
 #: Bytes that are read at once, and so the most that one direction holds besides its buffers.
 CHUNK: Final = 64 * 1024
 #: SO_LINGER with no time: closing the socket resets its connection.

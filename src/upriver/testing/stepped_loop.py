@@ -16,8 +16,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
-__all__ = ["SteppedLoop"]
-
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _Call = tuple[asyncio.Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]

@@ -16,8 +16,6 @@ from ..consumer.writing.document_edits import Edit, removal, upsert
 from ..consumer.writing.writer import Writer, WriterSettings
 from ..errors import ConnectionFailed
 
-__all__ = ["TemporaryCluster"]
-
 #: Seconds after which a write fails that no node accepts.
 _PATIENCE: Final = 60.0
 

@@ -17,8 +17,6 @@ from ..producer.server_settings import ServerSettings
 from ..store import Bucket, BucketSettings
 from .producer_base import BucketScript, settings_for_tests
 
-__all__ = ["TemporaryProducer"]
-
 _T = TypeVar("_T")
 
 

@@ -13,8 +13,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["AgentName"]
-
 #: Bytes of the key; Couchbase's clients keep to the limit of connection names.
 MAX_KEY: Final = 200
 _PRODUCT: Final = re.compile(r"[\w.-]+:(?=\{)", re.ASCII)

@@ -17,19 +17,6 @@ from .messages import CachedItem
 from .names import Command
 from .numbers import Codes
 
-__all__ = [
-    "ALL_SEQNOS",
-    "CACHED_ITEMS",
-    "FAILOVER_LOG",
-    "OBSERVED_KEYS",
-    "TEXT",
-    "U16_VERSION",
-    "feature_list",
-    "lookup_paths",
-    "mutation_paths",
-    "text",
-]
-
 _ENTRY = struct.Struct(
     ">"
     "Q"  # vbuuid

@@ -12,8 +12,6 @@ from typing import Final
 
 import cramjam
 
-__all__ = ["crc32c"]
-
 _POLYNOMIAL: Final = 0x82F63B78
 _BLOCK: Final = 64 * 1024
 #: Behind the frame that identifies the stream and the head of a block's own.

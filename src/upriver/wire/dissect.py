@@ -24,8 +24,6 @@ from .layout import KeyRule, Layout, Record, Slot, Value, closest, datatype_name
 from .leb128 import decode as decode_leb128
 from .values import unwrap
 
-__all__ = ["FieldView", "dissect"]
-
 _MAGIC_NAMES = {
     0x80: "request",
     0x81: "response",

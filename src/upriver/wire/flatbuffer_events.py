@@ -19,8 +19,6 @@ from typing import Final, TypeAlias
 
 from . import messages as m
 
-__all__ = ["StoredEvent", "flatbuffer_event"]
-
 StoredEvent: TypeAlias = m.CollectionCreated | m.CollectionDropped | m.ScopeCreated | m.ScopeDropped
 
 #: The version of a system event whose value is a FlatBuffer.

@@ -16,25 +16,6 @@ from ..errors import Status
 from .names import DurabilityLevel
 from .numbers import DURABILITY_LEVELS
 
-__all__ = [
-    "Barrier",
-    "Durability",
-    "ExtraPrivilege",
-    "FrameInfo",
-    "FrameInfoError",
-    "Impersonate",
-    "PreserveTtl",
-    "ReadUnits",
-    "ServerDuration",
-    "StreamId",
-    "ThrottleDuration",
-    "TokenId",
-    "UnknownFrameInfo",
-    "WriteUnits",
-    "decode_frame_infos",
-    "encode_frame_infos",
-]
-
 _U16 = struct.Struct(">H")
 
 

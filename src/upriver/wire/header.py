@@ -9,21 +9,6 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-__all__ = [
-    "FLEX_REQUEST",
-    "FLEX_RESPONSE",
-    "HEADER_SIZE",
-    "MAGICS",
-    "REQUEST",
-    "RESPONSE",
-    "SERVER_REQUEST",
-    "SERVER_RESPONSE",
-    "STORED_HEADER",
-    "Header",
-    "pack_header",
-    "parse_header",
-]
-
 REQUEST: Final = 0x80
 RESPONSE: Final = 0x81
 FLEX_REQUEST: Final = 0x08

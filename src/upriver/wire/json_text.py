@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Final
 
-__all__ = ["DECODER", "is_json"]
-
 #: The first bytes of any JSON text.
 _BEGINNINGS: Final = frozenset(b'{["-0123456789tfn \t\r\n')
 

@@ -19,28 +19,6 @@ from .messages import Message, Response
 from .names import Command
 from .numbers import Codes
 
-__all__ = [
-    "ALL_DATATYPES",
-    "NO_VALUE",
-    "ONLY_RAW",
-    "Cas",
-    "FieldError",
-    "KeyRule",
-    "Layout",
-    "Record",
-    "Slot",
-    "Value",
-    "closest",
-    "const",
-    "datatype_name",
-    "length_of",
-    "reserved",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..escaping import quoted
 
-__all__ = ["decode", "encode", "key_name"]
-
 _MAX_BYTES = 5  # 32 bits, seven at a time
 _MAX_ID = 0xFFFFFFFF
 _SMALL = tuple(bytes([value]) for value in range(0x80))

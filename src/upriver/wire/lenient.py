@@ -20,8 +20,6 @@ from .header import HEADER_SIZE, MAGICS, REQUEST, Header, pack_header, parse_hea
 from .messages import BareHeader, Message, PlainResponse, Response, UnknownCommand
 from .names import Command
 
-__all__ = ["LenientReading", "read_as", "readings"]
-
 
 @dataclass(frozen=True, slots=True)
 class LenientReading:

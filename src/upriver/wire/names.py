@@ -8,20 +8,6 @@ from __future__ import annotations
 
 from enum import Enum, IntFlag, StrEnum, auto
 
-__all__ = [
-    "Command",
-    "DurabilityLevel",
-    "Feature",
-    "MarkerFlag",
-    "OpenFlag",
-    "OsoFlag",
-    "PathFlag",
-    "RequestedState",
-    "StreamFlag",
-    "SubdocFlag",
-    "WithMetaOption",
-]
-
 
 class Command(StrEnum):
     """Every request of any draft, by name; a response has the name of its request."""

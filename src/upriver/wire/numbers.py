@@ -14,19 +14,6 @@ from ..errors import Status
 from ..model import Datatype, StreamEndReason, VBucketState
 from .names import DurabilityLevel, Feature, RequestedState
 
-__all__ = [
-    "DATATYPES",
-    "DRAFT_REASONS",
-    "DRAFT_STATES",
-    "DURABILITY_LEVELS",
-    "FEATURES",
-    "MODERN_REASONS",
-    "MODERN_STATES",
-    "REQUESTED_STATES",
-    "STATUSES",
-    "Codes",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Codes:

@@ -17,20 +17,6 @@ from .dialects.dcp import Dcp
 from .header import HEADER_SIZE, REQUEST, STORED_HEADER
 from .names import Command
 
-__all__ = [
-    "StoredAbort",
-    "StoredPrepare",
-    "abort",
-    "committed",
-    "is_abort",
-    "is_hidden",
-    "is_prepare",
-    "is_valid_prepare",
-    "parse_abort",
-    "parse_prepare",
-    "prepare",
-]
-
 _PREPARE_OPCODE: Final = Dcp.table.opcodes[Command.PREPARE]
 _ABORT_OPCODE: Final = Dcp.table.opcodes[Command.ABORT]
 _HIDDEN: Final = frozenset({_PREPARE_OPCODE, _ABORT_OPCODE})

@@ -19,8 +19,6 @@ from typing import Any, Final, TypeAlias
 
 from . import messages as m
 
-__all__ = ["FLATBUFFERS", "NamedEvent", "named_event"]
-
 #: The version of a system event whose value is a FlatBuffer.
 FLATBUFFERS: Final = 2
 

@@ -14,8 +14,6 @@ import cramjam
 from ..model import Datatype
 from .limits import MAX_INFLATED
 
-__all__ = ["deflate", "inflate", "join_xattrs", "split_xattrs", "unwrap"]
-
 _LENGTH = struct.Struct(">I")
 
 

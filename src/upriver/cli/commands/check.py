@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ...consumer.reader_settings import DialectName
     from ...consumer.transport.access import Access
 
-__all__ = ["check"]
-
 _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 
 

@@ -21,8 +21,6 @@ from ...session.stream_position import Position
 from ..setting_options import json_option, vbuckets_option
 from ..suggestions import SuggestingGroup
 
-__all__ = ["checkpoint"]
-
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _COLUMNS: Final = (
     "vbucket",

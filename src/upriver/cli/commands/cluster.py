@@ -14,8 +14,6 @@ from ...producer.server_settings import DEFAULT_PORT
 from ..setting_options import json_option
 from ..suggestions import SuggestingGroup
 
-__all__ = ["cluster"]
-
 _DATA: Final = click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),

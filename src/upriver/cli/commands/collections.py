@@ -14,8 +14,6 @@ from ..suggestions import SuggestingGroup
 if TYPE_CHECKING:
     from ...consumer.transport.access import Access
 
-__all__ = ["collections"]
-
 
 @click.group(cls=SuggestingGroup)
 def collections() -> None:

@@ -11,8 +11,6 @@ from ...settings.all_settings import named
 from ..common_options import interruptible
 from ..setting_options import compact_settings, json_option
 
-__all__ = ["compact"]
-
 
 @click.command()
 @click.argument("table")

@@ -24,8 +24,6 @@ from ..wait_messages import waiting_for
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["copy"]
-
 
 @click.command()
 @source_argument

@@ -18,8 +18,6 @@ from ..setting_options import access_options
 if TYPE_CHECKING:
     from ...consumer.transport.access import Access
 
-__all__ = ["PAGE_PORTS", "PagePort", "dashboard"]
-
 #: The default ports, of which the first free one is used. Couchbase and its tools use none of them,
 #: and several servers and dashboards can run on one machine.
 PAGE_PORTS: Final = range(8180, 8200)

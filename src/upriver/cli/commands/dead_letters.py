@@ -15,8 +15,6 @@ from ..suggestions import SuggestingGroup
 if TYPE_CHECKING:
     from ...spark.tables.dead_letters import Letter
 
-__all__ = ["dead_letters"]
-
 
 @click.group("dead-letters", cls=SuggestingGroup)
 def dead_letters() -> None:

@@ -25,8 +25,6 @@ from ..decode.packet_captures import is_capture, pieces_of_capture
 from ..decode.packet_text import pieces_of_file, pieces_of_text
 from ..setting_options import json_option
 
-__all__ = ["decode"]
-
 _HEX_SHOWN = 16
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ...consumer.transport.access import Access
     from ...consumer.writing.documents import Documents, Written
 
-__all__ = ["delete", "get", "set_document", "touch"]
-
 _Command = Callable[..., Any]
 
 _EXPIRY_HELP: Final = (

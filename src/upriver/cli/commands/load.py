@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ...consumer.transport.access import Access
     from ...consumer.writing.writer import Writer
 
-__all__ = ["load"]
-
 _DEFAULT_SIZE: Final = 200
 #: A longer prefix would leave no room for a number within the limit of a key.
 _MAX_PREFIX: Final = 200

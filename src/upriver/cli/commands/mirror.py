@@ -17,8 +17,6 @@ from ..setting_options import (
     spark_options,
 )
 
-__all__ = ["mirror"]
-
 
 @click.command()
 @source_argument

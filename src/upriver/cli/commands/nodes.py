@@ -13,8 +13,6 @@ from ..setting_options import access_options, json_option, source_argument
 if TYPE_CHECKING:
     from ...consumer.transport.access import Access
 
-__all__ = ["nodes"]
-
 
 @click.command()
 @source_argument

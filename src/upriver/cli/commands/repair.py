@@ -16,8 +16,6 @@ from ..setting_options import (
 from ..spark_process import spark_session
 from .verify import difference_lines
 
-__all__ = ["repair"]
-
 
 @click.command()
 @click.argument("source")

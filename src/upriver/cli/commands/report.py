@@ -8,8 +8,6 @@ import click
 
 from ...errors import ConfigError
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("table")

@@ -31,8 +31,6 @@ from .dashboard import PAGE_PORTS, PagePort
 if TYPE_CHECKING:
     from ...producer.embedded import Producer
 
-__all__ = ["serve"]
-
 _MIB: Final = 1024 * 1024
 _DEFAULTS: Final = ServerSettings()
 #: Python's own 5 ms would be added to an answer several times over.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ...consumer.transport.access import Access
     from ..tail.change_text import Lines
 
-__all__ = ["tail"]
-
 #: As the rules of groups have it, which are not imported to show help.
 _LEASES: Final = (0.5, 3600.0)
 

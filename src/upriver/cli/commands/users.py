@@ -12,8 +12,6 @@ from ...errors import ConfigError
 from ...producer.bootstrap.users import ALL_BUCKETS, Grant, Role, Users
 from ..suggestions import SuggestingGroup
 
-__all__ = ["users"]
-
 #: The environment variable with the password, for use without a terminal.
 PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
 

@@ -12,8 +12,6 @@ from ..exit_codes import Question
 from ..setting_options import json_option
 from ..stream_rules import StreamRules
 
-__all__ = ["validate"]
-
 #: The longest line: a document of 20 MiB in base64, with what is around it.
 _LONGEST_LINE: Final = 64 * 1024 * 1024
 

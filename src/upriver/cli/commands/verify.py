@@ -23,8 +23,6 @@ from ..spark_process import spark_session
 if TYPE_CHECKING:
     from ...spark.tables.verify import Comparison, Verdict
 
-__all__ = ["difference_lines", "verify"]
-
 _STATUS: Final[dict[Verdict, int]] = {
     "equal": 0,
     "different": 1,

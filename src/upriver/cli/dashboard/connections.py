@@ -14,8 +14,6 @@ from ...model import NO_END
 from ...producer.statistics import BucketView, ConnectionView, StreamView
 from ...store import Bucket, VBucketStats
 
-__all__ = ["connection_figures", "stream_figures", "stream_lag"]
-
 #: The most connections, and streams per connection, that are shown; there may be thousands.
 _MOST_CONNECTIONS: Final = 200
 _MOST_STREAMS: Final = 8

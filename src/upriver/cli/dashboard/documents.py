@@ -16,8 +16,6 @@ from ...wire.canonical import CanonicalChange
 from ...wire.limits import MAX_KEY
 from ...wire.values import unwrap
 
-__all__ = ["CollectionCounts", "document_detail"]
-
 #: Versions of a document that are shown, and characters of each value and attribute.
 _MOST_VERSIONS: Final = 20
 _MOST_CHARACTERS: Final = 16 * 1024

@@ -34,8 +34,6 @@ from ...store import Bucket
 from .connections import connection_figures, stream_figures, stream_lag
 from .documents import CollectionCounts, document_detail
 
-__all__ = ["ProducerFeed", "server_address"]
-
 #: Seconds to wait for the producer's event loop.
 _PATIENCE: Final = 10.0
 

@@ -11,8 +11,6 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["is_capture", "pieces_of_capture"]
-
 _PCAP_MAGICS: Final = {
     b"\xd4\xc3\xb2\xa1": "<",
     b"\xa1\xb2\xc3\xd4": ">",

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["pieces_of_file", "pieces_of_text"]
-
 #: ``12| 0x00 | 0x6d ('m') |``: a row of a diagram, with the offset of its first byte before it.
 _DIAGRAM_ROW = re.compile(r"^\s*(\d+)\|(.*)$")
 _DIAGRAM_CELL = re.compile(r"^\s*(?:0x)?([0-9a-fA-F]{2})\b")

@@ -16,8 +16,6 @@ from typing import IO, Any, Final, NoReturn, TypeAlias
 from ...errors import UpriverError
 from ...wire.limits import MAX_KEY, MAX_VALUE
 
-__all__ = ["BadLine", "Document", "OnBad", "from_csv", "from_ndjson", "generated", "raise_bad"]
-
 Document: TypeAlias = tuple[bytes, bytes]
 
 

@@ -10,8 +10,6 @@ from ...consumer.writing.document_edits import Overwrite
 from ...consumer.writing.writer import Writer, WriterSettings
 from .document_sources import BadLine, Document
 
-__all__ = ["SETTINGS", "Pace", "load"]
-
 #: Throughput matters more than latency here: large groups, and long timeouts for slow disks and for
 #: nodes that change their roles.
 SETTINGS: Final = WriterSettings(batch_size=3 * 4096, request_timeout=60.0, retry_timeout=30.0)

@@ -38,8 +38,6 @@ from ...model import Datatype, Op
 from ...session.consumer_events import Flushed, RolledBack, StreamFinished
 from ...wire.values import unwrap
 
-__all__ = ["Incident", "JsonLines", "Lines", "PlainLines"]
-
 Incident = RolledBack | Flushed | StreamFinished
 
 #: Characters of a value that are shown if the width of the screen is not known.

@@ -13,8 +13,6 @@ from ..._extras import extra
 from ...consumer.changes import Change
 from ...errors import ConfigError
 
-__all__ = ["ChangeFilter", "change_filter", "last_changes", "parse_moment"]
-
 ChangeFilter = Callable[[Change], bool]
 
 _AGO: Final = re.compile(r"(\d{1,9})([smhd])")

@@ -10,8 +10,6 @@ from ...consumer.changes import Change
 from ...errors import ConfigError
 from .change_text import PlainLines
 
-__all__ = ["FIELDS", "FormattedLines"]
-
 _Field = Callable[[Change, Callable[[int], str]], bytes]
 
 #: What each letter stands for, and how it is made.

@@ -31,8 +31,6 @@ from .change_text import Lines
 from .filters import ChangeFilter
 from .status_line import StatusLine, summary
 
-__all__ = ["GroupSaver", "InterruptibleConsumer", "Run", "Saver", "stopping"]
-
 #: Without events, signals, a closed pipe and the time to save are checked every so many seconds.
 _TICK: Final = 0.2
 #: Seconds between two saves.

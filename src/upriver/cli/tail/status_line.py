@@ -19,8 +19,6 @@ from ...consumer.client import Consumer
 from ...consumer.streaming.subscription import ReadingStatus
 from ...errors import UpriverError
 
-__all__ = ["StatusLine", "summary"]
-
 #: Seconds between two updates of the line, and between two requests for the high seqnos.
 _EVERY: Final = 1.0
 #: Seconds to wait for an outstanding response when the program ends.

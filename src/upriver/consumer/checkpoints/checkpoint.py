@@ -27,14 +27,6 @@ from ...session.stream_position import Position
 from ...wire.limits import MAX_NAME
 from .position_json import check_position, dump_position, load_members, load_position, parse_json
 
-__all__ = [
-    "MAX_CHECKPOINT_SIZE",
-    "MAX_VBUCKETS",
-    "Checkpoint",
-    "CheckpointStore",
-    "MemoryCheckpoint",
-]
-
 #: The vbucket field has two bytes in every protocol draft.
 MAX_VBUCKETS: Final = 65536
 

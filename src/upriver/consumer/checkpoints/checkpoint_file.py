@@ -25,8 +25,6 @@ from typing import BinaryIO, Self
 from ...errors import ConfigError
 from .checkpoint import MAX_CHECKPOINT_SIZE, Checkpoint
 
-__all__ = ["FileCheckpoint"]
-
 
 class FileCheckpoint:
     """Keeps a checkpoint in a file. The first save locks the file against other writers.

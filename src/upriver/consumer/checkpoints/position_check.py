@@ -26,8 +26,6 @@ from ..transport.access import Access
 from ..transport.connection_string import Source
 from .checkpoint import Checkpoint
 
-__all__ = ["Verdict", "probe", "probe_and_wait"]
-
 #: End seqno of the probe's streams. A session raises it to the start seqno if that is higher, so
 #: every stream ends where it starts.
 _AT_ONCE: Final = 0

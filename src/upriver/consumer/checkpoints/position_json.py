@@ -24,8 +24,6 @@ from ...model import FailoverEntry, FailoverLog, Snapshot, StreamOffset
 from ...session.stream_position import Position
 from ...wire.limits import MAX_FAILOVER_LOG
 
-__all__ = ["check_position", "dump_position", "load_members", "load_position", "parse_json"]
-
 #: Several times what a consumer keeps: it thins its boundaries out before there are a hundred.
 _MAX_BOUNDARIES: Final = 512
 _U64_END: Final = 2**64

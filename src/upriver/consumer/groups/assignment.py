@@ -30,8 +30,6 @@ from typing import Any, Final, Self
 from ...errors import ConfigError
 from ..checkpoints.position_json import load_members, parse_json
 
-__all__ = ["MAX_MEMBERS", "Holding", "Reads", "Roster"]
-
 _VERSION: Final = 1
 #: More members than vbuckets have nothing to read; more than these would make the roster large.
 MAX_MEMBERS: Final = 1024

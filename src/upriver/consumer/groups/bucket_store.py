@@ -18,8 +18,6 @@ from ..transport.management_http import CollectionsManagement
 from ..writing.documents import Documents
 from .cells import Stored
 
-__all__ = ["COLLECTION", "BucketGroupStore"]
-
 #: The collection that is used if none is named; it is created if it does not exist.
 COLLECTION: Final = "upriver.groups"
 #: Seconds for which a request is repeated while a vbucket moves: a lease must not wait for longer.

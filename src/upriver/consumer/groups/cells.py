@@ -18,17 +18,6 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from ...errors import ConfigError
 
-__all__ = [
-    "MAX_CELL",
-    "CellWrite",
-    "GroupStore",
-    "Read",
-    "Remove",
-    "Steps",
-    "Stored",
-    "run_steps",
-]
-
 _T = TypeVar("_T")
 
 #: Most bytes of a cell. A bucket refuses documents above 20 MiB.

@@ -22,8 +22,6 @@ from typing import Final
 from ...errors import ConfigError, ConnectionFailed
 from .cells import MAX_CELL, Stored
 
-__all__ = ["DirectoryGroupStore", "NumberedStore"]
-
 _DIGITS: Final = 20
 #: A reader begins again this often if the version that it has found was deleted meanwhile.
 _ATTEMPTS: Final = 100

@@ -29,8 +29,6 @@ from ...errors import ConfigError, UpriverError
 from .assignment import Reads, Roster
 from .cells import CellWrite, Read, Remove, Steps, Stored
 
-__all__ = ["HOLDS", "LEASES", "TURNS", "Member", "Turn"]
-
 #: Parts of a lease: for which a heartbeat allows delivering, after which a silent member is sealed,
 #: and between two turns.
 HOLDS: Final = 0.5

@@ -41,8 +41,6 @@ from .cells import GroupStore, Steps, run_steps
 from .member import TURNS, Member, Turn
 from .position_cells import PositionCells, Saved
 
-__all__ = ["DEFAULT_LEASE", "Membership", "Revocation", "check_settings"]
-
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)

@@ -24,8 +24,6 @@ with extra("objects"):
     from obstore.exceptions import AlreadyExistsError, BaseError
     from obstore.store import from_url
 
-__all__ = ["SCHEMES", "ObjectGroupStore"]
-
 #: The kinds of addresses that are understood.
 SCHEMES: Final = frozenset({"s3", "s3a", "az", "azure", "adl", "abfs", "abfss", "gs"})
 #: Seconds for one request with all its repetitions: a lease must not wait for longer.

@@ -25,8 +25,6 @@ from ..checkpoints.checkpoint import MAX_VBUCKETS
 from ..checkpoints.position_json import dump_position, load_position, parse_json
 from .cells import CellWrite, Read, Steps
 
-__all__ = ["PositionCells", "Saved"]
-
 #: Vbuckets in one cell: members rarely write the same cell, and an object store few objects.
 _PER_CELL: Final = 64
 #: A write is repeated this often if another member was faster each time.

@@ -14,8 +14,6 @@ from .create_only_store import DirectoryGroupStore
 if TYPE_CHECKING:
     from .object_store import ObjectGroupStore
 
-__all__ = ["open_group_store"]
-
 
 def open_group_store(
     members: str | Path | GroupStore | None, source: Source, access: Access

@@ -48,8 +48,6 @@ from .stream_events import StreamEvents
 from .stream_watchdog import StreamWatchdog
 from .vbucket_reader import VBucketReader
 
-__all__ = ["Engine"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds for which a restarting node may answer "bucket not found" before the bucket counts as

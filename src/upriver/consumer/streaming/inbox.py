@@ -41,18 +41,6 @@ from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
 from .row_shaping import inflated, of_vbuckets, without_bodies, without_internal
 
-__all__ = [
-    "Assigned",
-    "Closed",
-    "Delivery",
-    "Failed",
-    "Finished",
-    "Inbox",
-    "Nudge",
-    "Rollback",
-    "Share",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -22,8 +22,6 @@ from ..transport.async_connection import AsyncConnection
 from ..transport.connection_string import Address
 from .vbucket_reader import VBucketReader
 
-__all__ = ["MapWatch"]
-
 #: Factor on the interval where all nodes push maps, or where each request for the map needs a new
 #: connection.
 _SELDOM: Final = 10

@@ -28,8 +28,6 @@ from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
 from .inbox import Delivery, Finished
 
-__all__ = ["PersistenceGate"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from ...session.consumer_events import Rows
 from ...wire.values import inflate, join_xattrs, unwrap
 from ..changes import Change, changes_of
 
-__all__ = ["inflated", "of_vbuckets", "without_bodies", "without_internal"]
-
 #: Key prefix of the documents in which transactions keep their state.
 _TRANSACTIONS: Final = "_txn:"
 

@@ -40,8 +40,6 @@ from ..transport.async_connection import AsyncConnection
 from .inbox import Delivery
 from .vbucket_reader import VBucketReader
 
-__all__ = ["StreamEvents"]
-
 _log = logging.getLogger(__name__)
 
 #: Stream end reasons after which the stream is requested again, from the same or another node.

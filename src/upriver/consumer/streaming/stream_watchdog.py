@@ -19,8 +19,6 @@ from ..reader_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
 from .vbucket_reader import VBucketReader
 
-__all__ = ["StreamWatchdog"]
-
 
 class StreamWatchdog:
     """Checks the readers of an engine; calls ``finished`` for streams that reached their end."""

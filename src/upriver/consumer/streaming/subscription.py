@@ -27,8 +27,6 @@ from ..transport.connection_string import Address, Source
 from .engine import Engine
 from .inbox import Delivery, Inbox, Rollback
 
-__all__ = ["ReadingStatus", "Subscription"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingStatus:

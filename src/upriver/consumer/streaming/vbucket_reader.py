@@ -13,8 +13,6 @@ from ...session.stream_position import Position
 from ..topology.cluster_view import Backoff
 from ..transport.async_connection import AsyncConnection
 
-__all__ = ["VBucketReader"]
-
 
 @dataclass(slots=True)
 class VBucketReader:

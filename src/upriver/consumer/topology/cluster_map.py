@@ -24,8 +24,6 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from ...errors import ConfigError, RemoteProtocolError
 from ..transport.connection_string import MAX_PORT, Address
 
-__all__ = ["ClusterMap", "Network", "Node", "vbucket_of"]
-
 #: Which addresses of the nodes to use. "auto": the external ones if the client reached the sender
 #: of the map by an external address, else the default ones.
 Network: TypeAlias = Literal["auto", "default", "external"]

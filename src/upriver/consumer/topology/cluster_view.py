@@ -34,21 +34,6 @@ from .cluster_map import ClusterMap, Network, Node
 from .collection_names import Collections
 from .questions import NoHistory, cluster_map, manifest
 
-__all__ = [
-    "NODE_TROUBLE",
-    "Backoff",
-    "ClusterConversation",
-    "Outcome",
-    "Pause",
-    "Topology",
-    "Visit",
-    "ask_owners",
-    "is_final",
-    "may_heal",
-    "renew_map",
-    "with_earlier",
-]
-
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,6 @@ from typing import Any, Final, Self, TypeAlias
 from ...errors import ConfigError, RemoteProtocolError
 from ...wire import messages as m
 
-__all__ = ["SYSTEM_SCOPE", "CollectionEvent", "Collections"]
-
 CollectionEvent: TypeAlias = (
     m.CollectionCreated
     | m.CollectionDropped

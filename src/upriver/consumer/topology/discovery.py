@@ -33,8 +33,6 @@ from ..transport.connection_string import Address
 from .cluster_view import NODE_TROUBLE, Visit, ask_owners
 from .questions import cluster_map, failover_log, high_seqnos, manifest
 
-__all__ = ["Discovery"]
-
 _log = logging.getLogger(__name__)
 
 #: Failover logs requested from one node at once.

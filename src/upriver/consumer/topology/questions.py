@@ -29,21 +29,6 @@ from ...wire import messages as m
 from ...wire.names import RequestedState
 from .collection_names import Collections
 
-__all__ = [
-    "NoHistory",
-    "VBucketSeqnos",
-    "cluster_map",
-    "failover_log",
-    "high_seqnos",
-    "manifest",
-    "persisted_seqno",
-    "server_version",
-    "statistics",
-    "unless",
-    "vbucket_seqnos",
-    "vbucket_states",
-]
-
 _T = TypeVar("_T")
 
 #: The statuses with which servers reject a command that they do not know.

@@ -29,8 +29,6 @@ from .cluster_view import (
 from .collection_names import Collections
 from .questions import VBucketSeqnos, cluster_map, failover_log, high_seqnos, unless, vbucket_seqnos
 
-__all__ = ["Survey"]
-
 _log = logging.getLogger(__name__)
 
 #: Up to this many vbuckets are requested one by one; for more, the statistics of all vbuckets are

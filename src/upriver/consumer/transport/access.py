@@ -12,8 +12,6 @@ from pathlib import Path
 from ...errors import ConfigError
 from ...session.client_handshake import Credentials
 
-__all__ = ["Access"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:

@@ -39,8 +39,6 @@ from .blocking_connection import agent_key
 from .connect_errors import no_tls, unreachable
 from .connection_string import Address, Source
 
-__all__ = ["AsyncConnection", "converse"]
-
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 

@@ -30,8 +30,6 @@ from .access import Access
 from .async_connection import AsyncConnection
 from .connection_string import Address
 
-__all__ = ["AsyncNodes"]
-
 _T = TypeVar("_T")
 
 #: The first release whose stream request has snapshot fields; older builds speak draft 001.

@@ -39,8 +39,6 @@ from .access import Access
 from .connect_errors import no_tls, reason_of, unreachable
 from .connection_string import Address, Source
 
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "BlockingConnection", "BlockingNodes", "agent_key"]
-
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 

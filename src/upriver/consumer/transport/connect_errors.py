@@ -6,8 +6,6 @@ import ssl
 
 from ...errors import ConnectionFailed
 
-__all__ = ["no_tls", "reason_of", "unreachable"]
-
 
 def reason_of(problem: OSError | UnicodeError) -> str:
     """The reason that the operating system or TLS gives for a failure; never empty."""

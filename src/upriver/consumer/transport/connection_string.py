@@ -15,8 +15,6 @@ from urllib.parse import quote, unquote
 from ...errors import ConfigError
 from ...wire.limits import MAX_NAME
 
-__all__ = ["Address", "Source"]
-
 #: The schemes and the default data ports of Couchbase: for plain TCP and for TLS.
 _DEFAULT_PORTS: Final = {"couchbase": 11210, "couchbases": 11207}
 _SHAPE: Final = "couchbase://HOST[:PORT][,HOST[:PORT]...]/BUCKET, or couchbases:// for TLS"

@@ -9,8 +9,6 @@ from typing import Any, ParamSpec
 
 from ...errors import InternalError, UpriverError
 
-__all__ = ["FaultGuard"]
-
 _P = ParamSpec("_P")
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,6 @@ from .access import Access
 from .blocking_connection import CONNECT_SECONDS, BlockingNodes
 from .connection_string import Address, Source
 
-__all__ = ["CollectionsManagement"]
-
 #: Most bytes of a response; more than a manifest with the most collections that servers allow.
 _MAX_ANSWER: Final = 16 * 1024 * 1024
 _SHOWN: Final = 500

@@ -29,29 +29,6 @@ from ...wire.header import parse_header
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
 
-__all__ = [
-    "Ask",
-    "Conversation",
-    "Edit",
-    "Form",
-    "Outcome",
-    "Overwrite",
-    "Steps",
-    "WantedDocument",
-    "checked_removal",
-    "checked_upsert",
-    "get",
-    "get_meta",
-    "refused",
-    "removal",
-    "request_name",
-    "shown_key",
-    "store",
-    "unless_dropped",
-    "upsert",
-    "written",
-]
-
 #: Most bytes of a key in an error message.
 _KEY_SHOWN: Final = 100
 

@@ -25,8 +25,6 @@ from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes
 from ..transport.connection_string import Source
 from .document_edits import shown_key
 
-__all__ = ["Document", "Documents", "Written"]
-
 _DEFAULT: Final = "_default._default"
 
 

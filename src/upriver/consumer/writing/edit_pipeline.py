@@ -30,8 +30,6 @@ from ..transport.blocking_connection import BlockingConnection
 from .document_edits import Edit
 from .fast_responses import quick_answer
 
-__all__ = ["ROUND_BYTES", "EditPipeline", "Owner"]
-
 #: A round is full at this many bytes, or at its number of edits, whichever comes first. Servers
 #: commit what they have read as one group, so a round has the size of an efficient group.
 ROUND_BYTES: Final = 1024 * 1024

@@ -17,8 +17,6 @@ from ...wire.limits import MAX_KEY
 from ...wire.names import Command
 from .document_edits import Form
 
-__all__ = ["quick_answer", "quick_statistic"]
-
 #: The success status in every dialect.
 _SUCCESS: Final = 0
 _FLAGS = struct.Struct(

@@ -22,8 +22,6 @@ from .document_edits import (
     written,
 )
 
-__all__ = ["copied", "copied_removal", "restored_removal"]
-
 #: The oldest version that there can be: any version of a document that is made later is newer.
 _OLDEST: Final = 1
 _NANOSECONDS: Final = 1_000_000_000

@@ -44,8 +44,6 @@ from ..transport.connection_string import Address, Source
 from .document_edits import Edit, Outcome, shown_key
 from .edit_pipeline import EditPipeline
 
-__all__ = ["Writer", "WriterCounts", "WriterSettings"]
-
 _log = logging.getLogger(__name__)
 
 #: Rounds in progress on a connection: one being sent, one being read, one being committed.

@@ -32,8 +32,6 @@ from . import error_map, hello, sasl
 from .hello import ServerFeatures
 from .users import Role
 
-__all__ = ["STREAM_COMMANDS", "BootstrapCommands", "Delayed", "InThread"]
-
 logger = logging.getLogger("upriver.producer")
 
 _ROLES: Final = (

@@ -15,8 +15,6 @@ from ...errors import ConfigError
 from ...store import BucketSettings
 from .http_messages import HttpRefusal
 
-__all__ = ["changed_settings", "new_settings"]
-
 _MIB: Final = 1024 * 1024
 #: Lower and upper limit of a bucket's memory, in MiB.
 _MEMORY: Final = range(16, 1024 * 1024 + 1)

@@ -23,8 +23,6 @@ from typing import Any, Final
 
 from ...errors import ConfigError
 
-__all__ = ["CAPABILITIES", "ClusterConfig", "NodeAddress", "bucket_json", "cluster_json"]
-
 #: Capabilities of every bucket, by Couchbase's names. Clients do not use what is not listed.
 CAPABILITIES: Final = (
     "collections",

@@ -12,8 +12,6 @@ from ...errors import Status, StoreRefusal
 from ...store import Bucket, Collection, Scope
 from .http_messages import HttpRefusal, HttpRequest
 
-__all__ = ["CollectionChanges"]
-
 
 class CollectionChanges:
     """Makes one change to a bucket's manifest and returns the new manifest uid."""

@@ -17,8 +17,6 @@ from typing import Final
 from ...errors import Status
 from ...wire.numbers import STATUSES
 
-__all__ = ["ERRORS", "MAX_VERSION", "error_map"]
-
 MAX_VERSION: Final = 2
 _REVISION: Final = 1
 

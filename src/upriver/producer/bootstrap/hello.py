@@ -13,8 +13,6 @@ from typing import Final
 
 from ...wire.names import Feature
 
-__all__ = ["RULES", "Rule", "ServerFeatures", "When", "accept", "contradiction"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFeatures:

@@ -30,8 +30,6 @@ from .http_messages import (
 )
 from .users import MAX_NAME, Users
 
-__all__ = ["Api", "HttpServer"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Connections at once. Each client may have one streaming connection, open as long as it runs.

@@ -16,18 +16,6 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
-__all__ = [
-    "MAX_BODY",
-    "MAX_HEAD",
-    "HttpRefusal",
-    "HttpRequest",
-    "HttpResponse",
-    "encode_head",
-    "json_response",
-    "read_body",
-    "read_request",
-]
-
 #: Bytes of the request line and all headers. A long name and password in base64 take 2 KiB.
 MAX_HEAD: Final = 8 * 1024
 #: Bytes of a body, which only authenticated clients may send: forms of a few fields.

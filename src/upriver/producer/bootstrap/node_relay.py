@@ -16,8 +16,6 @@ from urllib.parse import quote
 
 from .http_messages import HttpRefusal, HttpRequest, HttpResponse
 
-__all__ = ["is_first", "pass_on", "pass_to_first", "share", "was_passed_on"]
-
 _MARK: Final = "x-upriver-passed-on"
 _PASSED_ON_HEADERS: Final = frozenset({"authorization", "content-type"})
 #: Seconds to wait for the response of another node.

@@ -17,8 +17,6 @@ from typing import Any, Final
 from ...store import Bucket
 from .users import ALL_BUCKETS, Role, User
 
-__all__ = ["bucket_document", "node_services", "pool", "pools", "whoami"]
-
 _MIB: Final = 1024 * 1024
 
 #: Couchbase's names of the roles.

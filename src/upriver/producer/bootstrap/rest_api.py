@@ -39,8 +39,6 @@ from .collection_forms import CollectionChanges
 from .http_messages import HttpRefusal, HttpRequest, HttpResponse, json_response
 from .users import Role
 
-__all__ = ["RestApi"]
-
 logger = logging.getLogger("upriver.producer")
 
 _DEFAULT: Final = ("pools", "default")

@@ -22,8 +22,6 @@ from typing import Final, TypeAlias
 from ...session.saslprep import prepare
 from .users import MAX_NAME, Digest, Users, Verifier
 
-__all__ = ["Continue", "Failure", "Outcome", "SaslExchange", "Success", "mechanisms"]
-
 PLAIN: Final = "PLAIN"
 
 #: Best mechanism first, under Couchbase's names.

@@ -46,17 +46,6 @@ from typing import Any, Final, Self
 from ...errors import ConfigError
 from ...session.saslprep import prepare
 
-__all__ = [
-    "ALL_BUCKETS",
-    "DEVELOPMENT_PASSWORD",
-    "Digest",
-    "Grant",
-    "Role",
-    "User",
-    "Users",
-    "Verifier",
-]
-
 logger = logging.getLogger("upriver.producer")
 
 #: In a grant: every bucket, including later ones. No bucket can have this name.

@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["SMALL", "BufferBudget", "Holder"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Bytes that a connection may always hold, and the longest packet before authentication: the

@@ -8,8 +8,6 @@ from ...session.producer_options import ProducerOptions
 from ...store import Bucket
 from ...wire.names import Feature
 
-__all__ = ["ClientInfo"]
-
 
 @dataclass(slots=True, kw_only=True)
 class ClientInfo:

@@ -46,8 +46,6 @@ from .turn_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 if TYPE_CHECKING:
     from ..server import Server
 
-__all__ = ["Connection"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Stream data is collected up to this size before it is written, to save system calls.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..server import Server
     from .connection import Connection
 
-__all__ = ["Deadlines"]
-
 #: Seconds between two checks of a producer's keepalive, and of a takeover under way.
 _REPLICA_SECONDS: Final = 1.0
 _TAKEOVER_SECONDS: Final = 0.05

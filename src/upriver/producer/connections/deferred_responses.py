@@ -36,8 +36,6 @@ from .client_info import ClientInfo
 if TYPE_CHECKING:
     from ..server import Server
 
-__all__ = ["DeferredResponses"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: The most writes in one group.

@@ -10,8 +10,6 @@ import logging
 import resource
 from typing import Final
 
-__all__ = ["RESERVE", "room_for_connections"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Descriptors that are kept from connections: the files of a bucket or two (each may open

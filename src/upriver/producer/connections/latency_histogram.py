@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-__all__ = ["BOUNDS", "LatencyHistogram"]
-
 #: Upper bounds of the buckets in seconds, in steps of 1, 2 and 5; the last bucket has none.
 BOUNDS: Final = tuple(
     step * 10.0**power for power in range(-4, 2) for step in (1, 2, 5) if step * 10**power <= 50

@@ -16,8 +16,6 @@ from asyncio import sslproto
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Listener"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Length of the operating system's queue of connections that wait to be accepted.

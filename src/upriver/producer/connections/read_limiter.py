@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..server import Server
     from .connection import Connection
 
-__all__ = ["ReadLimiter"]
-
 #: Seconds after which the size of the transport's write buffer is checked again.
 _RECHECK_SECONDS: Final = 1.0
 

@@ -13,8 +13,6 @@ from typing import Final
 from ...errors import DecodeError
 from ...wire.framing import Framer
 
-__all__ = ["ReceiveBuffer"]
-
 #: Packets that are split off at a time, which is cheaper than one by one.
 _AT_ONCE: Final = 64
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .deferred_responses import DeferredResponses
     from .receive_buffer import ReceiveBuffer
 
-__all__ = ["ReplicaInput"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Bytes from a producer that are handled at once.

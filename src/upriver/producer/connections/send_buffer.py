@@ -16,8 +16,6 @@ from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dialect
 
-__all__ = ["SendBuffer"]
-
 #: Longer data waits here.
 _PIECE_BYTES: Final = 256 * 1024
 #: Bytes of such pieces in one turn: copying them to a socket takes less than a millisecond.

@@ -14,8 +14,6 @@ from typing import Final, TypeVar
 from ...errors import Status, StoreRefusal
 from ..keyvalue import BackgroundWork
 
-__all__ = ["ThreadPools"]
-
 _T = TypeVar("_T")
 
 #: Threads of each class. The interpreter runs one thread at a time, so more threads help only if

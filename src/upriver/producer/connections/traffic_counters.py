@@ -9,8 +9,6 @@ from typing import Final
 
 from .latency_histogram import LatencyHistogram
 
-__all__ = ["RollbackCount", "Traffic"]
-
 #: Rollbacks that are remembered: about as many as a failover of many vbuckets causes.
 _REMEMBERED: Final = 100
 

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, Protocol
 
-__all__ = ["TURN_PACKETS", "TURN_SECONDS", "Load", "TurnScheduler", "Worker"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Seconds of one turn. Much shorter turns would spend their time on switching; a longer turn delays

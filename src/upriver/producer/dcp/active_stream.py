@@ -29,8 +29,6 @@ from ...wire.names import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
 from .visible_end import VisibleEnd
 
-__all__ = ["ActiveStream"]
-
 #: Bytes of changes that a stream reads in one step: large enough that the cost per packet is low,
 #: small enough that a thousand streams fit in memory.
 CHUNK: Final = 256 * 1024

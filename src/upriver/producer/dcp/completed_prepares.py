@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...store import Bucket, CompletionKind
 
-__all__ = ["commits_until"]
-
 
 def commits_until(
     bucket: Bucket, vbucket: int, pending: dict[bytes, int], end: int

@@ -8,8 +8,6 @@ from ...model import Datatype
 from ...wire import messages as m
 from ...wire.names import OpenFlag
 
-__all__ = ["consumer_name", "open_value_problem"]
-
 
 def open_value_problem(request: m.Open) -> str:
     """Returns what is wrong with the value of an Open. Only a consumer may send one."""

@@ -41,8 +41,6 @@ from ...wire.names import Command, StreamFlag
 from .replica_writer import ReplicaWriter
 from .stream_commands import ACKNOWLEDGE_SEQNOS
 
-__all__ = ["ReplicaCommands", "Unread", "is_from_producer"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Flow-control window in bytes that this node offers a producer: the size that Couchbase nodes use.

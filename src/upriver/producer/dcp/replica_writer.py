@@ -41,8 +41,6 @@ from ...wire.dialects import Dcp
 from ...wire.numbers import DURABILITY_LEVELS
 from ...wire.prepares import StoredPrepare
 
-__all__ = ["ReplicaWriter"]
-
 #: Stored frames are packets of current DCP with collection ids in their keys.
 _STORED: Final = Dcp(collections=True)
 _COLUMNS: Final = (

@@ -38,8 +38,6 @@ from .active_stream import ActiveStream
 from .open_value import consumer_name, open_value_problem
 from .vbucket_facts import vbucket_facts
 
-__all__ = ["ACKNOWLEDGE_SEQNOS", "Outlet", "StreamCommands"]
-
 logger = logging.getLogger("upriver.producer")
 
 #: Error statuses in a consumer's response that end only one stream. Any other ends the connection.

@@ -6,8 +6,6 @@ from ...session.collection_filter import KnownCollections
 from ...session.stream_request import VBucketFacts
 from ...store import Bucket
 
-__all__ = ["vbucket_facts"]
-
 
 def vbucket_facts(bucket: Bucket, vbucket: int) -> VBucketFacts | None:
     if vbucket >= bucket.settings.vbuckets:

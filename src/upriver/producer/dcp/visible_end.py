@@ -13,8 +13,6 @@ from typing import Final, Protocol
 
 from ...store import Backfill, Bucket, FrameChunk
 
-__all__ = ["Visible", "VisibleEnd"]
-
 _DEFAULT: Final = 0
 
 

@@ -19,8 +19,6 @@ from ...wire.messages import Request
 from .request_context import Call
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses
 
-__all__ = ["HANDLERS", "describe", "parse"]
-
 _DEFAULT: Final = "_default"
 #: Names of scopes and collections allowed in a manifest or a path. The names that this node creates
 #: itself follow a stricter rule.

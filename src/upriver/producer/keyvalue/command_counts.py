@@ -16,8 +16,6 @@ from ...wire import kv_messages as kv
 from ...wire.messages import Request
 from .responses import Responses
 
-__all__ = ["CommandCounts", "counts_of"]
-
 #: A quiet read sends no response when it finds nothing; a quiet write sends none when it succeeds.
 _READS: Final = (kv.Get, kv.GetAndTouch)
 _HITS: Final[dict[type[Request], str]] = {

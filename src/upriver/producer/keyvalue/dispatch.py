@@ -34,8 +34,6 @@ from .request_context import Call, NodeView
 from .responses import Answer, Blocking, Later, Now, Responses, Several, Write
 from .subdoc import commands as subdoc_commands
 
-__all__ = ["KeyValue"]
-
 logger = logging.getLogger("upriver.producer")
 
 

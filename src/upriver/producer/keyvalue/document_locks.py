@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 from ... import _entropy
 from ...errors import Status, StoreRefusal
 
-__all__ = ["DEFAULT_LOCK_TIME", "LOCKED_CAS", "MAX_LOCK_TIME", "Locks"]
-
 #: The CAS that other clients see of a locked document. No document ever has this CAS.
 LOCKED_CAS: Final = 2**64 - 1
 

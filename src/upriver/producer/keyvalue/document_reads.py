@@ -10,7 +10,6 @@ from ...errors import Status, StoreError, StoreRefusal
 from ...escaping import quoted
 from ...model import Datatype, Op, VBucketState
 from ...store import Applied, Bucket, RecordKind, TouchDocument, document_key
-from ...store.writes.system_events import is_event
 from ...wire import canonical
 from ...wire import kv_messages as kv
 from ...wire.canonical import CanonicalChange
@@ -21,8 +20,6 @@ from ...wire.prepares import is_hidden
 from . import document_values
 from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses, Write
-
-__all__ = ["HANDLERS"]
 
 #: The version of the metadata response that includes the datatype.
 _META_WITH_DATATYPE: Final = 2
@@ -133,7 +130,7 @@ def _changes(frames: bytes) -> Iterator[CanonicalChange]:
     while (size := packet_length(frames, at)) is not None:
         frame = frames[at : at + size]
         at += size
-        if not is_event(frame) and not is_hidden(frame):
+        if not canonical.is_event(frame) and not is_hidden(frame):
             yield canonical.parse(frame)
 
 

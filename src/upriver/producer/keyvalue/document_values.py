@@ -17,8 +17,6 @@ from ...wire.limits import MAX_CHECKED_JSON
 from ...wire.names import Feature
 from ..connections.client_info import ClientInfo
 
-__all__ = ["checked_body", "is_json", "shown", "stored_datatype"]
-
 #: All datatypes, built once: constructing an enum member costs more than the rest of a conversion.
 _DATATYPES: Final = tuple(Datatype(bits) for bits in range(8))
 _JSON, _SNAPPY, _XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)

@@ -31,8 +31,6 @@ from . import document_values
 from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Responses, Write
 
-__all__ = ["HANDLERS", "datatype_of", "keeps_expiry", "live_record", "write_over", "written"]
-
 #: How often a change is retried because another writer changed the document first. Each try waits
 #: for a group commit, so a document that is still contended after these is refused to the client.
 _MAX_TRIES: Final = 32

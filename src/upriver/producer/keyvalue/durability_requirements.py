@@ -22,20 +22,6 @@ from ...wire.numbers import DURABILITY_LEVELS
 from .required_roles import ADMINISTERS, READS, WRITES
 from .responses import Responses
 
-__all__ = [
-    "DEFAULT_SECONDS",
-    "DURABLE_COMMANDS",
-    "NO_COPIES",
-    "CopyNames",
-    "PreparedWrite",
-    "committed",
-    "copy_names",
-    "durability_of",
-    "level_of",
-    "parse_topology",
-    "patience",
-]
-
 #: Seconds until a write without a timeout of its own gives up, as on Couchbase Server.
 DEFAULT_SECONDS: Final = 10.0
 _NOBODY: Final = -1

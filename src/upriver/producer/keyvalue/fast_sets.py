@@ -18,8 +18,6 @@ from ...wire.json_text import is_json
 from ...wire.limits import MAX_KEY, MAX_PREFIXED_KEY
 from ...wire.names import Command
 
-__all__ = ["plain_set", "set_answer"]
-
 _SET: Final = Dcp.table.opcodes[Command.SET]
 _SETQ: Final = Dcp.table.opcodes[Command.SETQ]
 _EXTRAS: Final = Dcp.table.of_message[kv.Set][0].extras.size

@@ -6,8 +6,6 @@ from typing import Final
 
 from ...wire.names import Command as C
 
-__all__ = ["DURABLE", "KEEPS_EXPIRY", "PATH_MUTATIONS"]
-
 #: Sub-document commands that write.
 PATH_MUTATIONS: Final = frozenset(
     {

@@ -20,8 +20,6 @@ from typing import Any, Final, TypeVar
 from ...errors import Status, StoreRefusal
 from ...store import KeyRange
 
-__all__ = ["Sampling", "ScanRequest", "SnapshotRequirements", "parse"]
-
 _MAX_KEY: Final = 250
 _MAX_NAME: Final = 50
 _MAX_SEQNO: Final = 2**64 - 1

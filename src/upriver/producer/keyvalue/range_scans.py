@@ -28,8 +28,6 @@ from .range_scan_request import Sampling, ScanRequest, parse
 from .request_context import Call
 from .responses import Answer, Later, Now, Responses, Several
 
-__all__ = ["HANDLERS", "RangeScans"]
-
 #: Scans of one bucket that may be open at the same time, and seconds that each may stay open. The
 #: time limit is that of Couchbase Server.
 _MOST_SCANS: Final = 256

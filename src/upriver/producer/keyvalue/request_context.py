@@ -26,8 +26,6 @@ from .responses import Responses
 if TYPE_CHECKING:
     from .range_scans import RangeScans
 
-__all__ = ["Call", "NodeView", "key_of"]
-
 logger = logging.getLogger("upriver.producer")
 
 

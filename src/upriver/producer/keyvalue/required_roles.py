@@ -11,8 +11,6 @@ from typing import Final
 from ...wire.names import Command as C
 from .frame_rules import PATH_MUTATIONS
 
-__all__ = ["ADMINISTERS", "READS", "STREAMS", "WRITES"]
-
 #: Commands about a bucket as a whole, not its documents. Every role needs them to use the bucket.
 _ORIENTATION: Final = frozenset(
     {

@@ -13,8 +13,6 @@ from ...errors import StoreError
 from ...store import Applied, Change
 from ...wire.messages import Response
 
-__all__ = ["Answer", "BackgroundWork", "Blocking", "Later", "Now", "Responses", "Several", "Write"]
-
 #: The responses to send, in order. Empty for a quiet request without anything to report.
 Responses = tuple[Response, ...]
 

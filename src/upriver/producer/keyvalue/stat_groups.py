@@ -21,8 +21,6 @@ from .command_counts import counts_of
 from .request_context import Call
 from .responses import Answer, Responses, Several
 
-__all__ = ["HANDLERS"]
-
 _Stats = Iterator[tuple[str, object]]
 
 #: Statistics that one step produces and sends: a few hundred microseconds.

@@ -16,8 +16,6 @@ from .durability_requirements import parse_topology
 from .request_context import Call
 from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several
 
-__all__ = ["HANDLERS"]
-
 #: Seconds that a client may wait for a seqno to be on disk, as on Couchbase Server.
 _PERSISTENCE_TIMEOUT: Final = 30
 

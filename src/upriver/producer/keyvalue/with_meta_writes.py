@@ -20,8 +20,6 @@ from .document_writes import datatype_of, live_record, written
 from .request_context import Call, key_of
 from .responses import Answer, Write
 
-__all__ = ["HANDLERS"]
-
 #: Nanoseconds by which the CAS of another cluster may be ahead of our clock, as on Couchbase
 #: Server. Later CAS values continue from it, so a CAS far ahead would move the clock forward
 #: permanently.

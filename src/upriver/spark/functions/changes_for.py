@@ -23,8 +23,6 @@ from .fold import RESTATE, RESTATED, ROLLBACK
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = ["Changes", "changes_for"]
-
 _DOCUMENT: Final = ("vbucket", "scope", "collection", "key")
 _DELETES: Final = "vbucket int, scope string, collection string, key binary"
 _BEGUN: Final = "_vbucket int, _scope string, _collection string, _seqno bigint"

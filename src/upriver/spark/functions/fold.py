@@ -16,8 +16,6 @@ from ...model import Op
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["RESTATE", "RESTATED", "ROLLBACK", "fold"]
-
 #: The ``op`` of a row that rolls its vbucket back to its seqno.
 ROLLBACK: Final = "rollback"
 #: The ``op`` of a document that is restated, and of the list of all of them.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["parse"]
-
 _MODES: Final = ("PERMISSIVE", "FAILFAST")
 
 

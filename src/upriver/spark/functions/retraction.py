@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["SIGN", "HeldDocuments", "compensated", "retract"]
-
 #: The column that says whether a row is taken away (-1) or added (1).
 SIGN: Final = "sign"
 

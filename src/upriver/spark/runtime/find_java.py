@@ -18,8 +18,6 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
-__all__ = ["MINIMUM_JAVA", "ensure_java_home", "java_version"]
-
 #: Spark 4 runs on Java 17 and later.
 MINIMUM_JAVA = 17
 

@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "PUSHDOWN_WORKER",
-    "find_archives",
-    "hide_replacements",
-    "local_checkpoint_manager",
-    "may_push_filters",
-    "transform_with_state",
-    "worker_python",
-]
-
 _SOURCES_LOGGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 _REPLACED: Final = r"The data source .* replaced a (previously|statically) registered data source\."
 #: A property of a Java process whose log is filtered.

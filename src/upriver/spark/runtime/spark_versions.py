@@ -12,16 +12,6 @@ from typing import Final
 from ..._extras import extra
 from ...errors import ConfigError
 
-__all__ = [
-    "FIRST",
-    "LAST",
-    "has_admission_control",
-    "has_arrow_stream_writer",
-    "has_filter_classes",
-    "installed",
-    "require_supported",
-]
-
 #: The first and the last version that the tests run with (`make matrix`).
 FIRST: Final = (4, 0)
 LAST: Final = (4, 3)

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["DcpStreamWriter", "DcpWriter", "TaskWritten", "stream_writer", "writer"]
-
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 #: Digits of a batch's number, which has 64 bits in Spark.

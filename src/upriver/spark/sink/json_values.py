@@ -16,8 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["json_texts"]
-
 
 def json_texts(column: pa.Array[Any]) -> list[str | ValueError | None]:
     """The cells of a column as JSON; null stays None.

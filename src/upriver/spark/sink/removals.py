@@ -21,8 +21,6 @@ from ..options import WriteOptions
 from ..source.restate import Restated
 from .row_edits import FENCE_PREFIX
 
-__all__ = ["remove_others"]
-
 
 def remove_others(
     options: WriteOptions,

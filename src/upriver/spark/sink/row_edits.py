@@ -46,8 +46,6 @@ from .json_values import json_texts
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["FENCE_PREFIX", "Edits", "roles_of"]
-
 #: The prefix of the keys of the sink's own documents. Rows with such a key are skipped: a stream
 #: that reads the bucket that it writes to would never end, and a copied fence has no meaning.
 FENCE_PREFIX: Final = b"_upriver:sink:"

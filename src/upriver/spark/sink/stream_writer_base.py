@@ -18,8 +18,6 @@ from ..runtime.spark_versions import has_arrow_stream_writer
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ArrowStreamWriter"]
-
 #: Rows that become one batch.
 _ROWS: Final = 1_000
 

@@ -10,8 +10,6 @@ from ...consumer.writing.writer import Writer
 from ...errors import ConfigError
 from ..options import WriteOptions
 
-__all__ = ["created_collection", "ensure_collection"]
-
 #: Seconds for the nodes to hear of a new collection, and between two looks.
 _PATIENCE: Final = 30.0
 _PAUSE: Final = 0.1

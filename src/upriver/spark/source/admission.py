@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from ...errors import ConfigError
 
-__all__ = ["Limits", "spread"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

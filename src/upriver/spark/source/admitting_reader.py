@@ -21,8 +21,6 @@ from .admission import Limits
 from .offsets import Offset
 from .stream_reader import DcpStreamReader
 
-__all__ = ["AdmittingStreamReader"]
-
 
 class AdmittingStreamReader(DcpStreamReader, SupportsTriggerAvailableNow):
     """Its first offset is decided by the first plan, whose empty batch puts it into the log."""

@@ -33,8 +33,6 @@ from .stream_reader import StepsPartition, groups_for
 from .task_reader import read_whole_snapshots
 from .task_steps import ReadStep, steps_between
 
-__all__ = ["DcpBatchReader", "batch_reader"]
-
 #: Seconds between two attempts to plan a read of which a part cannot be planned yet.
 _PAUSE: Final = 0.2
 

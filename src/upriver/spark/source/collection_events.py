@@ -18,8 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["CollectionEnd", "CollectionLog", "Name", "ended_rows", "first_ends"]
-
 #: Scope and collection, as rows have them; the scope of an unknown collection is null.
 Name: TypeAlias = tuple[str | None, str]
 

@@ -23,8 +23,6 @@ from ...consumer.transport.connection_string import Source
 from ...errors import UpriverError
 from ...session.stream_position import Position
 
-__all__ = ["CacheKey", "close_cached", "consumer_for", "keep"]
-
 #: Seconds for which a consumer is cached: a query with a longer trigger interval can afford to
 #: connect, and Spark ends workers that are idle for a minute.
 _LONGEST: Final = 30.0

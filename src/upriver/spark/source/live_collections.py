@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from ...consumer.topology.collection_names import Collections
 
-__all__ = ["LiveCollections"]
-
 
 class LiveCollections:
     """The rows of collections that were not dropped.

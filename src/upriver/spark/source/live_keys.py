@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-__all__ = ["KeyPart", "LiveKeys", "remainder"]
-
 #: Keys in memory: about 25 MB of them.
 _MOST: Final = 200_000
 #: Whether the document lives, and the length of the key that follows.

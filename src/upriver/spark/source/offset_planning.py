@@ -59,17 +59,6 @@ from .offsets import (
     thinned,
 )
 
-__all__ = [
-    "ObservedVBucket",
-    "from_beginning",
-    "from_latest",
-    "from_positions",
-    "nowhere",
-    "plan",
-    "shared",
-    "with_rereads",
-]
-
 _NO_LIMITS: Final = Limits()
 
 

@@ -37,17 +37,6 @@ from typing import Any, Final
 from ...errors import ConfigError
 from ...model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamOffset
 
-__all__ = [
-    "MAX_BRANCHES",
-    "UNTOUCHED",
-    "Boundary",
-    "Offset",
-    "SourceIdentity",
-    "VBucketProgress",
-    "most_boundaries",
-    "thinned",
-]
-
 _FORMAT: Final = 1
 
 #: Boundaries of all vbuckets together: more would not fit an offset into 100 KiB, fewer go back

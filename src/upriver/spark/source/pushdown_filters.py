@@ -27,8 +27,6 @@ from .filter_classes import (
     LessThanOrEqual,
 )
 
-__all__ = ["PushedFilters"]
-
 _LAST_SEQNO: Final = 2**63 - 1
 _LAST_VBUCKET: Final = 2**16 - 1
 

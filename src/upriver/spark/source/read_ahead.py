@@ -39,8 +39,6 @@ from .collection_events import Name
 from .offset_planning import ObservedVBucket
 from .offsets import Offset
 
-__all__ = ["ArrivedChanges", "ArrivedSeqnos", "ReadAhead"]
-
 _log = logging.getLogger(__name__)
 
 #: Bytes that may wait for a plan; a node may send as many again before it is held up.

@@ -17,9 +17,6 @@ from .admission import Limits
 from .offsets import Offset
 from .stream_reader import DcpStreamReader, StepsPartition
 
-__all__ = ["RememberingStreamReader"]
-
-
 _log = logging.getLogger("upriver.spark")
 
 

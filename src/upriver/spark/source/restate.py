@@ -44,8 +44,6 @@ from .live_keys import KeyPart, LiveKeys, remainder
 from .row_schema import arrow_schema
 from .task_steps import ReadStep
 
-__all__ = ["Restated", "Restatement"]
-
 #: The bytes of keys in one row; and of a row that is read, which has them as base64 with quotes.
 _MOST_KEYS: Final = 1024 * 1024
 _MOST_TEXT: Final = 4 * 1024 * 1024

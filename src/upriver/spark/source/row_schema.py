@@ -47,9 +47,6 @@ from .value_columns import XATTRS, Bodies, read_bodies
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["RowBuilder", "arrow_schema", "spark_schema"]
-
-
 _Array: TypeAlias = "pa.Array[Any]"
 _Numbers: TypeAlias = "npt.NDArray[Any]"
 

@@ -12,8 +12,6 @@ from ...consumer.reader_settings import ConsumerSettings
 from ...errors import ConfigError, ConnectionFailed
 from ..options import ReadOptions
 
-__all__ = ["RowSize"]
-
 _log = logging.getLogger(__name__)
 
 #: How many changes are read to learn their size, and for how many seconds that is believed.

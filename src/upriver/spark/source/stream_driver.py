@@ -42,8 +42,6 @@ from .row_size import RowSize
 from .task_reader import reading_settings
 from .task_steps import SMALL_BATCH
 
-__all__ = ["Driver"]
-
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -27,9 +27,6 @@ from .stream_driver import Driver
 from .task_reader import read_steps
 from .task_steps import ReadStep, partition, steps_between
 
-__all__ = ["DcpStreamReader", "StepsPartition", "groups_for", "stream_reader"]
-
-
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
 #: all the others wait with it.
 _PATIENCE: Final = 1.0

@@ -39,8 +39,6 @@ from .task_steps import ReadStep, StepVerdict, judge
 if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
     from .pushdown_filters import PushedFilters
 
-__all__ = ["read_steps", "read_whole_snapshots", "reading_settings"]
-
 _VBUCKETS: Final = 1 << 16
 #: Seconds between two attempts to find a node that knows a branch.
 _PAUSE: Final = 0.2

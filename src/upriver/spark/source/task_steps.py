@@ -29,16 +29,6 @@ from typing import Any, Final
 from ...model import FailoverLog, Snapshot, StreamOffset
 from .offsets import Offset, VBucketProgress
 
-__all__ = [
-    "SMALL_BATCH",
-    "ReadStep",
-    "StepVerdict",
-    "are_few",
-    "judge",
-    "partition",
-    "steps_between",
-]
-
 #: Fewer seqnos than this go into one group: a task of its own takes longer than reading them.
 SMALL_BATCH: Final = 5_000
 

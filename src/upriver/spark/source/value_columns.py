@@ -21,8 +21,6 @@ from ...wire.columns.result import OPS
 from ...wire.values import inflate, split_xattrs
 from ..options import RowFormat
 
-__all__ = ["XATTRS", "Bodies", "read_bodies"]
-
 _Array: TypeAlias = "pa.Array[Any]"
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 

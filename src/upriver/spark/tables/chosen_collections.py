@@ -26,8 +26,6 @@ from ..source.stream_driver import Driver
 from ..source.task_steps import ReadStep
 from .commit_state import TableState
 
-__all__ = ["ChosenCollections", "CollectionChange"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the manifest.

@@ -30,8 +30,6 @@ from ...errors import ConfigError
 from ..source.collection_events import Name
 from ..source.offsets import Offset, SourceIdentity
 
-__all__ = ["TableState", "positions_of"]
-
 _FORMAT: Final = 1
 #: Bytes of an offset of 65,536 vbuckets with long lines; more is no state of ours.
 _MOST_BYTES: Final = 256 * 1024 * 1024

@@ -35,8 +35,6 @@ from .table_set import DEAD_LETTERS, TableSet
 from .upkeep.compaction import Rewrite
 from .upkeep.retention import Window
 
-__all__ = ["Letter", "Replayed", "letters", "replay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:

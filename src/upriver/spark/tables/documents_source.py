@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["GONE", "documents_as_rows"]
-
 #: Says of a document that the mirror has no row for it.
 GONE: Final = "gone"
 _SHAPE: Final = "upriver.shape"

@@ -19,9 +19,6 @@ from .format.storage import StorageFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ConnectExecutors", "Executors", "SparkExecutors", "ThisProcess", "executors_of"]
-
-
 #: Tasks at once on a server that does not say how many cores it has.
 _REMOTE_TASKS: Final = 4
 _STORE_FAILED: Final = re.compile(r"\bStorageFailed: (.+)")

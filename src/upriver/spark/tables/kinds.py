@@ -8,8 +8,6 @@ from typing import Final
 from ...settings.all_settings import CHANGELOG, HISTORY, MIRROR
 from ...settings.setting import Setting
 
-__all__ = ["CHANGE_LOG", "HISTORY_TABLE", "KINDS", "MIRROR_TABLE", "TableKind"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableKind:

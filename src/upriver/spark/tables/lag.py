@@ -14,8 +14,6 @@ from ..options import ReadOptions
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
 
-__all__ = ["Lag", "LagMeter"]
-
 #: Looks at the bucket that are remembered until the table has reached them.
 _MOST_LOOKS: Final = 256
 

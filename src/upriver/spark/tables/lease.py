@@ -28,8 +28,6 @@ from typing import Any, Final
 from ...errors import ConfigError, UpriverError
 from .format.storage import Storage, StorageFailed
 
-__all__ = ["Lease", "LeaseLost", "held_lease"]
-
 _log = logging.getLogger(__name__)
 
 _FOLDER: Final = "_upriver/lease"

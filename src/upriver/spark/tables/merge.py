@@ -45,19 +45,6 @@ from .format.storage import FileGone, Storage
 from .rows.json_types import VOID, Type, merged
 from .rows.row_shape import LETTERS, MirrorShape
 
-__all__ = [
-    "BATCH_COLUMN",
-    "VERSION_GONE",
-    "AppendTask",
-    "FoundRows",
-    "Merge",
-    "TaskOutcome",
-    "add_rows",
-    "change_schema",
-    "collection_table",
-    "files_of_groups",
-]
-
 BATCH_COLUMN = "batch"
 #: What a task says if files are gone of the version that a vbucket goes back to.
 VERSION_GONE: Final = "TABLE-VERSION-GONE"

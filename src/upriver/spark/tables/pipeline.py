@@ -43,8 +43,6 @@ from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
 from .versions import MergeVersions, stays_up_to
 
-__all__ = ["BatchLoop", "Pipeline"]
-
 _log = logging.getLogger(__name__)
 
 #: What a task says of a batch whose branch no server has any more, after two failovers in a row;

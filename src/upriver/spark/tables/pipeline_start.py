@@ -45,8 +45,6 @@ from .table_set import LEDGER, TableSet
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["StartSpark", "start_pipeline"]
-
 StartSpark = Callable[[], "SparkSession"]
 
 #: Readers of old versions need their files and their part of the log: Upriver alone decides.

@@ -16,8 +16,6 @@ with extra("spark"):
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["changelog", "history", "mirror"]
-
 
 def changelog(
     spark: SparkSession | StartSpark,

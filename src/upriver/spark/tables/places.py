@@ -16,8 +16,6 @@ from ...errors import ConfigError
 from .format.storage import Storage
 from .progress import LocalProgress, ProgressLog, RemoteProgress
 
-__all__ = ["TablePlace"]
-
 _PRIVATE: Final = "_upriver"
 
 

@@ -18,16 +18,6 @@ from typing import Any, Final, Protocol
 from ... import telemetry
 from .format.storage import Storage, StorageFailed
 
-__all__ = [
-    "BatchRecord",
-    "LocalProgress",
-    "PipelineStatus",
-    "ProgressBook",
-    "ProgressLog",
-    "RemoteProgress",
-    "read_progress",
-]
-
 _log = logging.getLogger(__name__)
 
 #: In an object store: where the files of runs are, how many stay, and how often one is written.

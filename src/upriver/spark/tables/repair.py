@@ -45,8 +45,6 @@ from .verify import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["MOST", "Repaired", "repair"]
-
 #: Documents that are repaired at most: their rows are gathered in Spark's driver.
 MOST: Final = 100_000
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from .progress import BatchRecord
 
-__all__ = ["page"]
-
 _WIDTH: Final = 960
 _HEIGHT: Final = 180
 _LEFT: Final = 70

@@ -18,8 +18,6 @@ from ..source.offsets import SourceIdentity
 from .kinds import HISTORY_TABLE, KINDS, TableKind
 from .upkeep.retention import Window
 
-__all__ = ["AskedColumns", "PipelineSettings", "identity_properties", "require_same"]
-
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
 _BATCH: Final = "1000000"
 

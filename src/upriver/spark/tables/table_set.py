@@ -35,8 +35,6 @@ from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
 from .upkeep.compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
 from .upkeep.retention import Retention, Window
 
-__all__ = ["DEAD_LETTERS", "LEDGER", "TableSet"]
-
 _log = logging.getLogger(__name__)
 
 DEAD_LETTERS: Final = "_upriver/dead_letters"

@@ -46,8 +46,6 @@ from .settings import storage_options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TableSource", "read_table"]
-
 NAME: Final = "upriver-table"
 CHANGE_TYPE: Final = "_change_type"
 _OPTIONS: Final = {

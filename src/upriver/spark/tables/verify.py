@@ -51,22 +51,6 @@ from .upkeep.retention import Window
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "WRONG",
-    "Comparison",
-    "Difference",
-    "HeldMirror",
-    "MirrorPart",
-    "Verdict",
-    "column_named",
-    "compared",
-    "held_mirror",
-    "judgements",
-    "newest_rows",
-    "on_other_branches",
-    "verify",
-]
-
 #: Compared by themselves or of no meaning to a comparison: a branch number counts our rollbacks.
 _NOT_HASHED: Final = frozenset({*DOCUMENT, GROUP, GONE, "branch", "ended", "broken"})
 

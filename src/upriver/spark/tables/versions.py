@@ -46,8 +46,6 @@ from .format.storage import Storage
 from .merge import FoundRows, Merge, TaskOutcome, add_rows
 from .rows.row_shape import ENDED_BY, VERSION_COLUMNS
 
-__all__ = ["DROPPED", "MergeVersions", "stays_up_to"]
-
 #: The end of a version whose collection was dropped or emptied, or left the table.
 DROPPED: Final = "dropped"
 #: Of a change, what becomes the end of the version before it.

@@ -19,8 +19,6 @@ from ..rocksdb_layout import RecordKind, pack_record, seqno_key, vbucket_key
 from .document_changes import Applied, Change, Outcome, SetDocument
 from .write_group import UNCHANGED, Group
 
-__all__ = ["insert_plain"]
-
 _MAX_FLAGS: Final = 0xFFFFFFFF
 _MUTATION: Final = RecordKind.MUTATION
 #: The highest plain datatype: raw or JSON, with neither xattrs nor compression.

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["HybridClock"]
-
 _TIME_BITS: Final = ~0xFFFF
 _NANOSECONDS: Final = 1_000_000_000
 

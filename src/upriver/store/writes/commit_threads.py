@@ -14,8 +14,6 @@ from queue import Empty, SimpleQueue
 from ...errors import StoreError
 from .document_changes import Change, Outcome
 
-__all__ = ["GroupWriter", "Ticker"]
-
 logger = logging.getLogger("upriver.store")
 
 _Submission = tuple[Sequence[Change], "Future[list[Outcome]]"]

@@ -13,33 +13,6 @@ from ...errors import StoreRefusal
 from ...model import Op
 from ...wire import leb128
 
-__all__ = [
-    "AbortPrepared",
-    "AddDocument",
-    "AppendToDocument",
-    "Applied",
-    "BeginSnapshot",
-    "Change",
-    "ClientWrite",
-    "CommitPrepared",
-    "Counter",
-    "DeleteDocument",
-    "EditDocument",
-    "EndSnapshot",
-    "Expire",
-    "Outcome",
-    "PrepareWrite",
-    "PrependToDocument",
-    "ReplaceDocument",
-    "Replicate",
-    "ReplicateAbort",
-    "ReplicateCommit",
-    "SetDocument",
-    "TouchDocument",
-    "WithMeta",
-    "document_key",
-]
-
 
 def document_key(key: bytes, collection: int = 0) -> bytes:
     """Returns a key in the form of the store: with its collection id as prefix."""

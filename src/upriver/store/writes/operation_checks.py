@@ -12,16 +12,6 @@ from ...wire.limits import MAX_COLLECTION_KEY, MAX_PREFIXED_KEY, MAX_SYSTEM_XATT
 from ..rocksdb_layout import SYSTEM_COLLECTION, RecordKind, StoredRecord
 from .write_group import Group
 
-__all__ = [
-    "check_cas",
-    "check_key",
-    "check_value",
-    "expiry_time",
-    "live_record",
-    "missing",
-    "unwrap",
-]
-
 #: Expiries up to this many seconds are relative to now, as in memcached and Couchbase.
 _RELATIVE_LIMIT: Final = 30 * 24 * 60 * 60
 _XATTR: Final = int(Datatype.XATTR)

@@ -34,8 +34,6 @@ from .operation_checks import (
 from .sync_writes import current
 from .write_group import Group
 
-__all__ = ["apply_all"]
-
 _U64: Final = 2**64
 _XATTR: Final = int(Datatype.XATTR)
 _SNAPPY: Final = int(Datatype.SNAPPY)

@@ -36,15 +36,6 @@ from .operation_checks import check_cas, check_key, check_value, live_record
 from .sync_writes import current, install_prepare, replace_prepared
 from .write_group import Group
 
-__all__ = [
-    "begin_snapshot",
-    "end_snapshot",
-    "replicate",
-    "replicate_abort",
-    "replicate_commit",
-    "with_meta",
-]
-
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 _RESERVED: Final = (leb128.encode(SYSTEM_COLLECTION), leb128.encode(PREPARE_COLLECTION))
 
@@ -120,7 +111,7 @@ def replicate(group: Group, change: Replicate) -> Applied:
     if not system_events.is_canonical(frame, vbucket):
         raise StoreRefusal(Status.INVALID, f"no canonical frame of vbucket {vbucket}")
     progress = group.open(vbucket)
-    event = system_events.decode(frame) if system_events.is_event(frame) else None
+    event = system_events.decode(frame) if canonical.is_event(frame) else None
     record = system_events.record_for(frame)
     _require_awaited(group, vbucket, progress, record.seqno)
     if event is not None:

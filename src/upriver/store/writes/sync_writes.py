@@ -42,20 +42,6 @@ from .document_changes import (
 from .operation_checks import check_key
 from .write_group import Group
 
-__all__ = [
-    "Completion",
-    "CompletionKind",
-    "abort",
-    "commit",
-    "current",
-    "install_prepare",
-    "is_abort_of",
-    "load_prepares",
-    "replace_prepared",
-    "replicate_abort",
-    "replicate_commit",
-]
-
 
 class CompletionKind(Enum):
     PENDING = auto()

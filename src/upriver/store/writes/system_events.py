@@ -28,8 +28,6 @@ from ..rocksdb_layout import (
     vbucket_key,
 )
 
-__all__ = ["decode", "encode", "is_canonical", "is_event", "key_of", "path_of", "record_for"]
-
 _DIALECT: Final = Dcp(collections=True)
 _HEAD = struct.Struct(
     ">"

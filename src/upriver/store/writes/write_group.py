@@ -40,8 +40,6 @@ from ..vbucket import PendingPrepare, Progress, Standing, VBucket, dump
 from . import system_events
 from .cas_clock import HybridClock
 
-__all__ = ["UNCHANGED", "Group"]
-
 #: Marks a key that the group has not changed. None marks a key that it deletes.
 UNCHANGED = b""
 

@@ -35,8 +35,6 @@ from .threads import (
     current,
 )
 
-__all__ = ["machine", "replaced"]
-
 _T = TypeVar("_T")
 #: The packages whose modules find the simulated clocks.
 _PACKAGES: Final = ("upriver.spark.", "upriver.consumer.")

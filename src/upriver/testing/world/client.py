@@ -25,8 +25,6 @@ from ...wire.frameinfo import Durability
 from ...wire.names import DurabilityLevel
 from .linearizability import EXPIRE, FLUSH, Operation
 
-__all__ = ["EXPIRING", "KINDS", "Client", "Wish"]
-
 #: The operations that clients make.
 KINDS: Final = (
     "get",

@@ -11,8 +11,6 @@ from .cluster_world import ClusterWorld
 from .linearizability import FLUSH
 from .world import World
 
-__all__ = ["CLUSTER_FAULTS"]
-
 #: Seconds until a node that was failed over is recovered.
 _RECOVERED_AFTER: Final = 8.0
 #: Seconds for which a node is cut off from its manager, at least, after its lease is over.

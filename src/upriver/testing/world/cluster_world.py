@@ -39,8 +39,6 @@ from .reigns import Reigns
 from .scheduler import Process
 from .world import BUCKET, BUCKET_UUID, FIRST_PORT, PATIENCE, World
 
-__all__ = ["CLUSTER", "ClusterWorld"]
-
 #: Three nodes with replicas, and a manager that fails nodes over and recovers them.
 CLUSTER: Final = Scope(
     name="cluster",

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from .history import Violation
 
-__all__ = ["check_bounded", "largest"]
-
 _CONTAINERS: Final = (dict, list, set, deque, tuple, frozenset)
 _BYTES: Final = (bytes, bytearray, memoryview)
 #: The most entries of a container that changes. Polls of a manager and requests are more in every

@@ -17,8 +17,6 @@ from typing import Any, Final, cast
 from ...errors import StoreClosed, StoreDamaged, StoreFull
 from ...store.rocksdb import Batch, Database, Family, FrozenEntries, FrozenRange
 
-__all__ = ["SimulatedDisk"]
-
 _FAMILIES: Final = ("meta", "seqnos", "keys", "history", "due")
 #: What a written batch is in the log: by family, ranges to delete and entries to set.
 _Logged = list[tuple[str, list[tuple[bytes, bytes]], dict[bytes, bytes | None]]]

@@ -10,8 +10,6 @@ from .running import run
 from .shrink import shrink
 from .world import Outcome
 
-__all__ = ["failure_report"]
-
 #: Lines of the trace that are shown; the last ones, since the violation is at its end.
 _SHOWN_LINES: Final = 60
 

@@ -9,8 +9,6 @@ from .history import Violation
 from .linearizability import FLUSH, Operation
 from .reigns import Reigns
 
-__all__ = ["Flushes"]
-
 
 class _Flush(NamedTuple):
     vbucket: int

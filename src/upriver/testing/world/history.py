@@ -18,8 +18,6 @@ from ...wire import canonical
 from ...wire.canonical import CanonicalChange
 from ...wire.prepares import is_hidden
 
-__all__ = ["Branch", "Histories", "Version", "Violation"]
-
 
 class Violation(AssertionError):
     """A guarantee did not hold. ``rule`` is its name."""

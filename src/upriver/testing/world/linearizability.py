@@ -15,8 +15,6 @@ from typing import Final, Literal
 
 from ...errors import Status
 
-__all__ = ["EXPIRE", "FLUSH", "LOSS", "WIPE", "Operation", "explain"]
-
 LOSS: Final = "loss"
 #: The disk of the only copy was replaced by an empty one.
 WIPE: Final = "wipe"

@@ -10,8 +10,6 @@ from .history import Violation
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["check_memory", "require_at_most"]
-
 #: Bytes of one direction of a connection that were sent and have not arrived.
 _SOCKET_BYTES: Final = 256 * 1024
 #: Bytes of a message, by which a window may be exceeded, and of answers and noops beside it.

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from .scheduler import Process, Scheduler
 
-__all__ = ["Link", "Network", "NetworkSettings"]
-
 #: Seconds until a connection whose bytes are swallowed is reset: nobody should wait for that.
 _LATE_RESET: Final = 3600.0
 #: The most bytes that arrive at once.

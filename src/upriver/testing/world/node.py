@@ -30,8 +30,6 @@ from ...store.writes.document_changes import Change, Outcome
 from .disk import SimulatedDisk
 from .scheduler import Process
 
-__all__ = ["Node"]
-
 _T = TypeVar("_T")
 
 

@@ -12,8 +12,6 @@ from .node import Node
 if TYPE_CHECKING:
     from .cluster_world import ClusterWorld
 
-__all__ = ["Nobody", "WorldProcesses"]
-
 
 class WorldProcesses(Processes):
     """Starts and ends the nodes of a world, as far as the manager can reach their machines."""

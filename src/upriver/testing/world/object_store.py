@@ -19,8 +19,6 @@ from ...spark.tables.format.storage import Storage, StorageFailed, StoredFile
 from .scheduler import BEGINNING
 from .threads import current
 
-__all__ = ["ObjectStore", "SimulatedStorage"]
-
 _T = TypeVar("_T")
 #: Seconds that a request takes, at most, when nothing is slow.
 _LATENCY: Final = 0.01

@@ -15,8 +15,6 @@ from ...wire.names import DurabilityLevel
 from .client import KINDS
 from .network import NetworkSettings
 
-__all__ = ["Plan", "Scope", "Step"]
-
 _LEVELS: Final = tuple(DurabilityLevel)
 
 

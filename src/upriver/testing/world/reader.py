@@ -20,8 +20,6 @@ from ...session.consumer_events import Event, RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
 from .history import Branch, Histories, Violation
 
-__all__ = ["Reader", "Row"]
-
 #: Seconds between two attempts to start after an error.
 _AGAIN: Final = 1.0
 #: A guarantee that the consumer checks itself.

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from .history import Violation
 from .linearizability import Operation
 
-__all__ = ["Reigns"]
-
 
 class _Reign(NamedTuple):
     node: str

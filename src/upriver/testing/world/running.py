@@ -12,8 +12,6 @@ from .history import Violation
 from .plan import Plan
 from .world import FAULTS, SINGLE, Outcome, World
 
-__all__ = ["SCOPES", "TABLE", "run"]
-
 #: One node, and a pipeline that writes a table to an object store.
 TABLE: Final = replace(
     SINGLE,

@@ -21,8 +21,6 @@ from ..stepped_loop import SteppedLoop
 if TYPE_CHECKING:
     from .network import Network
 
-__all__ = ["BEGINNING", "Process", "ProcessLoop", "Scheduler", "Stuck"]
-
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 

@@ -9,8 +9,6 @@ from .plan import Plan
 from .running import run
 from .world import Outcome
 
-__all__ = ["shrink"]
-
 #: Worlds that are tried, at most.
 _MOST_TRIES: Final = 300
 

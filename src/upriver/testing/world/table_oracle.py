@@ -21,8 +21,6 @@ from ...spark.tables.rows.row_shape import ENDED_BY
 from .history import Histories, Violation
 from .object_store import ObjectStore, SimulatedStorage
 
-__all__ = ["Documents", "TableOracle"]
-
 _COMMIT: Final = re.compile(rf"(.*){LOG}/(\d{{20}})\.json")
 #: By vbucket and key the values that a table shows.
 Documents = dict[tuple[int, bytes], bytes]

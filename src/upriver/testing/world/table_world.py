@@ -31,8 +31,6 @@ from .table_oracle import Documents, TableOracle
 from .threads import SimulatedThread, Threads, current
 from .world import FAULTS, PATIENCE, World
 
-__all__ = ["TableWorld"]
-
 #: Seconds until a driver that has ended is started again.
 _PAUSE: Final = 0.5
 #: Seconds that a lease lasts; less than in reality, so that several end in a world.

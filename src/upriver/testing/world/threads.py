@@ -17,17 +17,6 @@ from typing import Any, TypeVar
 
 from .scheduler import Process
 
-__all__ = [
-    "Killed",
-    "SimulatedClock",
-    "SimulatedEvent",
-    "SimulatedQueue",
-    "SimulatedThread",
-    "Threads",
-    "block_on",
-    "current",
-]
-
 _T = TypeVar("_T")
 _running = threading.local()
 

@@ -36,17 +36,6 @@ from .plan import Plan, Scope, Step
 from .reader import Reader
 from .scheduler import Process, Scheduler
 
-__all__ = [
-    "BUCKET",
-    "BUCKET_UUID",
-    "FAULTS",
-    "FIRST_PORT",
-    "PATIENCE",
-    "SINGLE",
-    "Outcome",
-    "World",
-]
-
 #: One node with its clients and a reader. Everything may break.
 SINGLE: Final = Scope(
     name="single",

@@ -20,8 +20,6 @@ from .interface import Implementation
 from .result import ControlFrame, Decoded, allocate_fixed, as_batch
 from .selection import MAX_LEFT, LeftFrame, Selected, Selection
 
-__all__ = ["C"]
-
 _EXPECTED: Final = (
     *(MAX_BODY, MAX_STORED_VALUE, MAX_KEY, MAX_PREFIXED_KEY, MAX_COLLECTION_KEY),
     *(Dcp.table.opcodes[command] for command in STORED_COMMANDS),

@@ -12,8 +12,6 @@ from typing import Final
 from ...errors import ConfigError
 from .interface import Implementation
 
-__all__ = ["VARIABLE", "chosen"]
-
 VARIABLE: Final = "UPRIVER_COLUMNS"
 
 

@@ -16,8 +16,6 @@ from ..header import HEADER_SIZE, MAGICS
 from .result import NOTHING, Decoded
 from .selection import Selected, Selection
 
-__all__ = ["MAX_WINDOW", "Buffer", "Implementation"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 #: Arrow's binary columns have 31-bit offsets, so one call processes no more of a buffer; the rest

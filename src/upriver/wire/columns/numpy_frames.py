@@ -19,24 +19,6 @@ from ..header import FLEX_REQUEST, HEADER_SIZE, MAGICS, REQUEST
 from ..limits import MAX_BODY, MAX_COLLECTION_KEY, MAX_KEY, MAX_PREFIXED_KEY, MAX_STORED_VALUE
 from ..names import Command
 
-__all__ = [
-    "DELETION_1",
-    "DELETION_2",
-    "EXPIRATION",
-    "HEADER",
-    "MUTATION",
-    "STREAM_ID_SIZE",
-    "STREAM_ID_TAG",
-    "Bytes",
-    "ChangeFrames",
-    "Mask",
-    "Numbers",
-    "changes_among",
-    "frames_in",
-    "frames_until",
-    "gather",
-]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -15,8 +15,6 @@ from .numpy_frames import DELETION_1, MUTATION, ChangeFrames, Numbers, changes_a
 from .numpy_select import select_frames
 from .result import FIXED, OPS, ControlFrame, Decoded, allocate_fixed, as_batch
 
-__all__ = ["NUMPY"]
-
 #: The ``op`` of each kind of change.
 _OP_OF_KIND: Final = np.array(
     [-1, *map(OPS.index, (Op.MUTATION, Op.DELETION, Op.DELETION, Op.EXPIRATION))], np.int8

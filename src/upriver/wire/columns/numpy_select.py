@@ -34,8 +34,6 @@ from .numpy_frames import (
 )
 from .selection import MAX_LEFT, LeftFrame, Part, Selected, Selection
 
-__all__ = ["select_frames"]
-
 _OPCODES: Final = Dcp.table.opcodes
 _CHANGE_OPCODES: Final = frozenset(
     _OPCODES[command] for command in (Command.MUTATION, Command.DELETION, Command.EXPIRATION)

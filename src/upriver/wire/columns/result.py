@@ -13,17 +13,6 @@ import pyarrow as pa
 
 from ...model import Op
 
-__all__ = [
-    "FIXED",
-    "NOTHING",
-    "OPS",
-    "SCHEMA",
-    "ControlFrame",
-    "Decoded",
-    "allocate_fixed",
-    "as_batch",
-]
-
 #: The meaning of the numbers of the column ``op``.
 OPS: Final = (Op.MUTATION, Op.DELETION, Op.EXPIRATION)
 

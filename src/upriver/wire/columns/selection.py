@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-__all__ = ["MAX_LEFT", "LeftFrame", "Part", "Selected", "Selection"]
-
 #: The most frames that one call leaves to its caller; it stops before the next, so that the memory
 #: for their positions is bounded.
 MAX_LEFT: Final = 1024

@@ -34,8 +34,6 @@ from .interface import SnapshotStyle
 from .layout_table import Table
 from .memcached import MemcachedDialect
 
-__all__ = ["OPEN_EXTRAS", "STREAM_RANGE", "STREAM_RESPONSES", "Dcp", "stream_responses"]
-
 #: Datatypes of a deletion's value: xattrs, and what some server releases stored by mistake.
 _DELETION_DATATYPES = frozenset({0, 2, 4, 5, 6, 7})
 

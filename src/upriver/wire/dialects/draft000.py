@@ -20,8 +20,6 @@ from .interface import SnapshotStyle
 from .layout_table import Table
 from .memcached import MemcachedDialect
 
-__all__ = ["Draft000"]
-
 _ITEM = Record(
     u64("seqno", label="by seqno"),
     u64("rev", label="rev seqno"),

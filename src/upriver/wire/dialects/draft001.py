@@ -21,8 +21,6 @@ from .interface import SnapshotStyle
 from .layout_table import Table
 from .memcached import MemcachedDialect
 
-__all__ = ["Draft001"]
-
 _BODY = Value(document=True)
 _SEQNOS = (u64("seqno", label="by seqno"), u64("rev", label="rev seqno"))
 _NMETA = length_of("H", "extended_meta", "extended metadata length")

@@ -36,8 +36,6 @@ from ..numbers import DRAFT_REASONS
 from .interface import SnapshotStyle
 from .packet_encoder import refuse
 
-__all__ = ["BODIES", "OPCODE_NAMES", "Draft002", "select_body"]
-
 HEADER = struct.Struct(
     ">"
     "B"  # opcode

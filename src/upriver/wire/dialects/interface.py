@@ -8,8 +8,6 @@ from typing import ClassVar, Protocol
 from ..messages import Message
 from ..names import Command
 
-__all__ = ["Dialect", "SnapshotStyle"]
-
 
 class SnapshotStyle(Enum):
     """How a draft marks the changes of a snapshot."""

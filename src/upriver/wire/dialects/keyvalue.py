@@ -37,8 +37,6 @@ from ..layout import (
 from ..names import Command as C
 from ..numbers import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 
-__all__ = ["REQUESTS", "RESPONSES", "RETIRED_OPCODES"]
-
 #: Commands that servers once had and do not any more: of ranges, of TAP, of checkpoints, and
 #: others. They are known and not supported, where an opcode that nobody ever had is unknown.
 RETIRED_OPCODES = frozenset(

@@ -10,8 +10,6 @@ from ..layout import Layout
 from ..messages import Message
 from ..names import Command
 
-__all__ = ["SERVER_COMMANDS", "Table"]
-
 #: Requests that servers send to clients; they have separate magics and opcodes.
 SERVER_COMMANDS: Final = frozenset({Command.CLUSTERMAP_CHANGED})
 

@@ -13,8 +13,6 @@ from .layout_table import Table
 from .packet_decoder import PacketReader
 from .packet_encoder import PacketWriter, refuse
 
-__all__ = ["MemcachedDialect"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemcachedDialect:

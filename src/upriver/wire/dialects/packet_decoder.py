@@ -18,8 +18,6 @@ from ..messages import Message, PlainResponse, UnknownCommand
 from ..names import Command
 from .layout_table import Table
 
-__all__ = ["RESERVED_COLLECTIONS", "PacketReader", "Rules"]
-
 #: Collection ids that are reserved for servers.
 RESERVED_COLLECTIONS = range(1, 8)
 

@@ -16,8 +16,6 @@ from ..names import Command
 from .layout_table import SERVER_COMMANDS
 from .packet_decoder import RESERVED_COLLECTIONS, Rules
 
-__all__ = ["PacketWriter", "refuse"]
-
 
 def refuse(dialect: str, message: Message, field: str, rule: str) -> NoReturn:
     """Raises `EncodeError` for a message that a dialect cannot carry."""

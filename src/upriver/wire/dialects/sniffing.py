@@ -15,8 +15,6 @@ from .draft001 import Draft001
 from .draft002 import OPCODE_NAMES, Draft002
 from .interface import Dialect
 
-__all__ = ["DialectPin", "sniff"]
-
 _OPEN = 0x50
 _FAILOVER_LOG_000 = 0x51
 _STREAM_REQUEST = 0x53

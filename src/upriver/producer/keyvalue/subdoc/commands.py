@@ -32,8 +32,6 @@ from .lookups import (
 from .macros import Macros
 from .mutations import MUTATIONS, Draft
 
-__all__ = ["HANDLERS"]
-
 # As integers: the complement of a flag set has no unknown bits.
 _OF_LOOKUPS: Final = int(SubdocFlag.ACCESS_DELETED | SubdocFlag.REPLICA_READ)
 _OF_MUTATIONS: Final = int(~SubdocFlag.REPLICA_READ)

@@ -26,20 +26,6 @@ from .json_paths import (
     start_of,
 )
 
-__all__ = [
-    "add_member",
-    "add_unique",
-    "checked_value",
-    "count_entries",
-    "count_up",
-    "insert_element",
-    "look_up",
-    "push",
-    "remove",
-    "replace",
-    "upsert_member",
-]
-
 #: Counters are signed 64-bit numbers.
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63 - 1

@@ -18,21 +18,6 @@ from typing import Any, Final, NamedTuple
 from ....errors import Status, StoreRefusal
 from ....wire.json_text import DECODER
 
-__all__ = [
-    "MAX_DEPTH",
-    "Entry",
-    "Part",
-    "Path",
-    "child",
-    "decode",
-    "entries",
-    "find",
-    "locate",
-    "parse_path",
-    "reading",
-    "start_of",
-]
-
 #: The name of a member, or the index of an element, with -1 for the last.
 Part = str | int
 Path = tuple[Part, ...]

@@ -26,18 +26,6 @@ from ....wire.numbers import STATUSES
 from . import json_edits
 from .json_paths import entries, parse_path, reading
 
-__all__ = [
-    "Parts",
-    "check_order",
-    "document_attribute",
-    "look_up",
-    "multi_value",
-    "split",
-    "status_number",
-    "virtual",
-    "wanted_virtual",
-]
-
 DOCUMENT: Final = "$document"
 VBUCKET: Final = "$vbucket"
 XTOC: Final = "$XTOC"

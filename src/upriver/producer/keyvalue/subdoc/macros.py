@@ -19,8 +19,6 @@ from typing import Final
 from ....errors import Status, StoreRefusal
 from ....wire.crc32c import crc32c
 
-__all__ = ["Macros"]
-
 _CAS: Final = b'"${Mutation.CAS}"'
 _SEQNO: Final = b'"${Mutation.seqno}"'
 _CHECKSUM: Final = b'"${Mutation.value_crc32c}"'

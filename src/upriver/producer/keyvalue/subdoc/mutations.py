@@ -11,15 +11,13 @@ from typing import Final
 
 from ....errors import Status, StoreRefusal
 from ....wire import kv_messages as kv
+from ....wire.json_text import is_json
 from ....wire.names import Command as C
 from ....wire.names import PathFlag
-from ..document_values import is_json
 from . import json_edits
 from .json_paths import Path, entries, parse_path
 from .lookups import Parts
 from .macros import Macros
-
-__all__ = ["MUTATIONS", "Draft"]
 
 # As an integer: the complement of a flag set has no unknown bits.
 _KNOWN_FLAGS: Final = int(~PathFlag.NONE)

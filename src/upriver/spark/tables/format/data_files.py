@@ -26,17 +26,6 @@ from .delta_log import DataFile
 from .key_index import NAME_COLUMNS, Hashes, KeyIndex, hashes_of, index_path
 from .storage import Storage
 
-__all__ = [
-    "NewFile",
-    "RowFiles",
-    "cast_rows",
-    "joined",
-    "load_index",
-    "read_rows",
-    "rows_of_collections",
-    "rows_of_vbuckets",
-]
-
 #: Bytes that a task gathers before it writes them; a task with more has a file for each group.
 MOST_GATHERED: Final = 64 * 1024 * 1024
 #: Bytes of a file that gets no more rows: one task rewrites it when many of them are gone.

@@ -27,8 +27,6 @@ from .storage import FileGone, Storage
 with extra("spark"):
     from pyroaring import BitMap64
 
-__all__ = ["FOLDER", "VectorFile", "path_of", "read_vector", "rows_of"]
-
 FOLDER: Final = "_dv"
 _MAGIC: Final = 1681511377
 _ALPHABET: Final = (

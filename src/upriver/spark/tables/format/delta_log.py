@@ -26,17 +26,6 @@ from .storage import Storage
 with extra("spark"):
     from deltalake import Schema
 
-__all__ = [
-    "LOG",
-    "REPAIR",
-    "STATE",
-    "DataFile",
-    "TableSnapshot",
-    "commit",
-    "create_actions",
-    "read_snapshot",
-]
-
 LOG: Final = "_delta_log"
 #: The member of a commit's ``commitInfo`` that holds the pipeline's state.
 STATE: Final = "upriver"

@@ -22,8 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["FOLDER", "NAME_COLUMNS", "Hashes", "KeyIndex", "hashes_of", "index_path"]
-
 FOLDER: Final = "_upriver/index"
 #: The columns that a document's name is made of.
 NAME_COLUMNS: Final = ("vbucket", "scope", "collection", "key")

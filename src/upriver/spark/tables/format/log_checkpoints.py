@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 
 from .storage import Storage
 
-__all__ = ["checkpoint_path", "read_actions", "write"]
-
 _TEXTS: Final = pa.map_(pa.string(), pa.string())
 _VECTOR: Final = pa.struct(
     [

@@ -21,8 +21,6 @@ from .storage import Storage
 with extra("spark"):
     from pyroaring import BitMap64
 
-__all__ = ["Conflict", "OpenTable"]
-
 
 class Conflict(UpriverError):
     """Somebody else has made the version that was to be made; nothing was committed."""

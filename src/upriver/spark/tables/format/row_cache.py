@@ -21,8 +21,6 @@ from .data_files import cast_rows
 from .delta_log import DataFile
 from .storage import Storage
 
-__all__ = ["FOLDER", "cache_path", "rows_at"]
-
 FOLDER: Final = "_upriver/rows"
 #: Bytes of a file that is decoded at every look, which takes milliseconds.
 _SMALL: Final = 256 * 1024

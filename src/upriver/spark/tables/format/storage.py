@@ -35,8 +35,6 @@ with extra("spark"):
     from obstore.exceptions import AlreadyExistsError, BaseError
     from obstore.store import LocalStore, from_url
 
-__all__ = ["FileGone", "Storage", "StorageFailed", "StoredFile"]
-
 #: Its options are typed for each kind of store, and ours are of any.
 _from_url: Any = from_url
 

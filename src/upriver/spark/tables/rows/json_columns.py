@@ -35,8 +35,6 @@ from .json_leftovers import (
 )
 from .json_types import Type, can_be_column, merged, type_of
 
-__all__ = ["JsonColumns", "Parsed"]
-
 _Convert = Callable[[Any], Any]
 _INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}

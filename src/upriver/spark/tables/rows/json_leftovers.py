@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from .json_types import Type
 
-__all__ = ["doubled_in", "has_doubled_members", "left_over", "members_of_pairs", "with_doubled"]
-
 
 class _DoubledMembers(dict[str, Any]):
     """An object some of whose members are there several times; as a dict it has the last ones."""

@@ -12,17 +12,6 @@ from typing import Any, Final
 
 from ....errors import ConfigError
 
-__all__ = [
-    "VOID",
-    "Type",
-    "can_be_column",
-    "count",
-    "merged",
-    "require_column_names",
-    "settled",
-    "type_of",
-]
-
 #: A name, or a mapping for arrays, structs and maps.
 Type = Any
 

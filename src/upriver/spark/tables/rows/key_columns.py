@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 
 from ....errors import ConfigError, UpriverError
 
-__all__ = ["KeyColumns"]
-
 _PART: Final = re.compile(r"\{(\w+)\}", re.ASCII)
 _LONGEST: Final = 1_000
 _MOST_PARTS: Final = 20

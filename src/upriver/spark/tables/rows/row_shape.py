@@ -38,17 +38,6 @@ from .json_columns import JsonColumns
 from .json_types import VOID, Type, count, merged, settled
 from .key_columns import KeyColumns
 
-__all__ = [
-    "CORRUPT",
-    "ENDED_BY",
-    "LETTERS",
-    "NO_COLUMNS",
-    "RESCUED",
-    "VERSION_COLUMNS",
-    "MirrorShape",
-    "ShapedRows",
-]
-
 CORRUPT: Final = "_corrupt_record"
 RESCUED: Final = "_rescued"
 #: The schema from which columns that follow documents begin.

@@ -20,8 +20,6 @@ from ..format.data_files import MOST_GATHERED, VALID_TO, NewFile, RowFiles, cast
 from ..format.delta_log import DataFile
 from ..format.storage import Storage
 
-__all__ = ["CompactionPace", "Rewrite", "Rewritten", "chosen_for_compaction"]
-
 #: The part of a file's rows that are gone, from which on it is rewritten.
 _DEAD: Final = 0.2
 #: Files of about the same size, and by which factor sizes differ.

@@ -19,8 +19,6 @@ from ..places import TablePlace
 from ..table_set import TableSet
 from .retention import Window
 
-__all__ = ["Cared", "compact"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cared:

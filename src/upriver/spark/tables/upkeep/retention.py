@@ -31,8 +31,6 @@ from ..format.key_index import index_path
 from ..format.row_cache import cache_path
 from ..format.storage import Storage
 
-__all__ = ["MOST_VERSIONS", "Retention", "Window"]
-
 _log = logging.getLogger(__name__)
 
 #: Versions that are kept at most, since each costs a file of the log.
