@@ -370,8 +370,8 @@ FAULTS = (
     Fault(
         "a commit replaces another one",
         "upriver.spark.tables.format.delta_log",
-        "    if not storage.create(path, text) and storage.read(path) != text:\n",
-        "    if storage.put(path, text):\n",
+        "    return written if storage.create(path, text) else None\n",
+        "    storage.put(path, text)\n    return written\n",
         "table",
     ),
     Fault(

@@ -69,11 +69,17 @@ class ObjectGroupStore(NumberedStore):
         return self._put_new(file, content)
 
     def _prove(self) -> None:
-        """Raises ConfigError if the store overwrites what it should only create."""
+        """Raises ConfigError if the store overwrites what it should only create.
+
+        The first answer does not matter: where it is lost, the request is repeated, and refused.
+        """
         probe = f"probe/{secrets.token_hex(8)}"
-        created = [self._put_new(probe, b""), self._put_new(probe, b"")]
-        self._delete(probe)
-        if created != [True, False]:
+        try:
+            self._put_new(probe, b"")
+            overwrites = self._put_new(probe, b"")
+        finally:
+            self._delete(probe)
+        if overwrites:
             raise ConfigError(
                 f"{self.url} overwrites an object although it was asked to create one; members of "
                 "a group cannot meet there"

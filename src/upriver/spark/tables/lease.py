@@ -8,6 +8,9 @@ The number is in every commit. A writer that finds a greater one in the table or
 its lease and commits nothing any more. Whoever takes over a lease that was not given back makes a
 commit with its own number first: should the other be between its look and its commit just then, it
 is too late for that version, looks again and finds the greater number.
+
+A lease has a token of its holder, so that a process knows which leases in its name it does not
+hold: it has asked for them and never heard that it got them, or could not give them back.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ... import _entropy
 from ...errors import ConfigError, UpriverError
 from .format.storage import Storage, StorageFailed
 
@@ -35,6 +39,9 @@ _NAME: Final = re.compile(rf"{_FOLDER}/(\d{{20}})\.json")
 #: Seconds that a lease lasts, and after which it is renewed.
 DURATION: Final = 20.0
 _RENEWED_AFTER: Final = 5.0
+
+#: The tokens of leases that this process holds or asks for.
+_held: Final[set[str]] = set()
 
 
 class LeaseLost(UpriverError):
@@ -47,6 +54,7 @@ class Lease:
 
     storage: Storage
     number: int
+    token: str
     #: Whether the lease before it was not given back: its holder may still be at work.
     took_over: bool = False
     _until: float = 0.0
@@ -71,7 +79,7 @@ class Lease:
         if self._lost:
             return
         until = time.time() + DURATION
-        self.storage.put(_path(self.number), _content(until))
+        self.storage.put(_path(self.number), _content(until, self.token))
         self._until = until
 
     def _look(self) -> None:
@@ -81,7 +89,7 @@ class Lease:
 
     def release(self) -> None:
         if not self._lost:
-            self.storage.put(_path(self.number), _content(0.0))
+            self.storage.put(_path(self.number), _content(0.0, self.token))
 
 
 @contextmanager
@@ -90,12 +98,24 @@ def held_lease(storage: Storage, *, wait: bool = True) -> Iterator[Lease]:
 
     It waits for the end of a lease whose holder may be dead, unless the caller does not want that.
     """
-    lease = _acquired(storage, 2 * DURATION if wait else 0.0)
+    token = _entropy.token_hex(16)
+    _held.add(token)
+    try:
+        lease = _acquired(storage, token, 2 * DURATION if wait else 0.0)
+        with _kept(lease):
+            yield lease
+    finally:
+        _held.discard(token)
+
+
+@contextmanager
+def _kept(lease: Lease) -> Iterator[None]:
+    """Renews a lease in a block, and gives it back after it."""
     ended = threading.Event()
     keeper = threading.Thread(target=_keep, args=(lease, ended), name="upriver lease", daemon=True)
     keeper.start()
     try:
-        yield lease
+        yield
     finally:
         ended.set()
         keeper.join()
@@ -115,7 +135,7 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
             return
 
 
-def _acquired(storage: Storage, patience: float) -> Lease:
+def _acquired(storage: Storage, token: str, patience: float) -> Lease:
     deadline = time.monotonic() + patience
     while True:
         number, holder = _newest(storage)
@@ -130,8 +150,8 @@ def _acquired(storage: Storage, patience: float) -> Lease:
             time.sleep(min(left, _RENEWED_AFTER))
             continue
         took_over = number > 0 and holder.get("until") != 0
-        lease = Lease(storage, number + 1, took_over, time.time() + DURATION)
-        if storage.create(_path(lease.number), _content(lease._until)):
+        lease = Lease(storage, number + 1, token, took_over, time.time() + DURATION)
+        if storage.create(_path(lease.number), _content(lease._until, token)):
             storage.delete([_path(number - 1)] if number > 0 else [])
             return lease
 
@@ -152,9 +172,15 @@ def _path(number: int) -> str:
     return f"{_FOLDER}/{number:020}.json"
 
 
-def _content(until: float) -> bytes:
-    here = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid()}
-    return json.dumps({**here, "started": _started(os.getpid()), "until": until}).encode()
+def _content(until: float, token: str) -> bytes:
+    holder = {
+        "host": socket.gethostname(),
+        "boot": _boot(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "token": token,
+    }
+    return json.dumps({**holder, "until": until}).encode()
 
 
 def _is_here(holder: dict[str, Any]) -> bool:
@@ -162,12 +188,14 @@ def _is_here(holder: dict[str, Any]) -> bool:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that is no more."""
+    """Whether the holder was a process of this machine that is no more, or holds it no more."""
     if holder.get("host") != socket.gethostname():
         return False
     if holder.get("boot") != _boot():
         return False  # a container of the same name may have another kernel
-    return _started(int(holder.get("pid", 0))) != holder.get("started")
+    if _started(int(holder.get("pid", 0))) != holder.get("started"):
+        return True
+    return holder.get("pid") == os.getpid() and holder.get("token") not in _held
 
 
 def _boot() -> str:

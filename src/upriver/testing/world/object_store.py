@@ -96,7 +96,7 @@ class SimulatedStorage(Storage):
     def under(self, name: str) -> Storage:
         return replace(self, url=f"{self.url}/{name}", prefix=f"{self.prefix}{name}/")
 
-    def create(self, path: str, data: bytes) -> bool:
+    def _put_new(self, path: str, data: bytes) -> bool:
         place = self.prefix + path
 
         def do() -> bool:

@@ -293,7 +293,7 @@ def commit(
         "operation": operation,
         "operationParameters": {},
         "engineInfo": ENGINE,
-        # distinguishes our own commit from another one, where a store has lost its answer
+        # distinguishes our own commit from another one: `Storage.create` needs that
         "txnId": _entropy.uuid4().hex,
     }
     if state is not None:
@@ -301,9 +301,7 @@ def commit(
     written: list[dict[str, Any]] = [{"commitInfo": info}, *map(dict, actions)]
     text = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in written).encode()
     path = f"{LOG}/{version:020}.json"
-    if not storage.create(path, text) and storage.read(path) != text:
-        return None
-    return written
+    return written if storage.create(path, text) else None
 
 
 def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:

@@ -9,7 +9,8 @@ Options and credentials are those that `deltalake` takes (``AWS_ENDPOINT_URL``,
 
 Files never change once they are written, so nothing has to be renamed: names are unique, and only
 what a commit names counts. A commit and a lease are files that are created only if nobody else has
-created them before.
+created them before. Each has an id in it, by which its writer recognises it where a store has
+created the file and its answer was lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -167,13 +168,34 @@ class Storage:
     # ---- files ---------------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes a file unless there is one; says whether it has."""
+        """Writes a file unless there is one; says whether the file there is this one.
+
+        The data must be unlike what anybody else writes there. A store may have created the file
+        although the request failed, or although a repetition of it was told that the file exists:
+        then the file is read.
+        """
+        try:
+            return self._put_new(path, data) or self._has(path, data)
+        except StorageFailed:
+            with suppress(StorageFailed):  # the first failure says more
+                if self._has(path, data):
+                    return True
+            raise
+
+    def _put_new(self, path: str, data: bytes) -> bool:
+        """Asks the store to create a file; False if it answers that there is one."""
         with self._translated(path, writing=True):
             try:
                 obstore.put(self._store, path, data, mode="create")
             except AlreadyExistsError:
                 return False
         return True
+
+    def _has(self, path: str, data: bytes) -> bool:
+        try:
+            return self.read(path) == data
+        except FileNotFoundError:
+            return False
 
     def put(self, path: str, data: bytes | Path) -> None:
         """Writes a file, or replaces it."""
