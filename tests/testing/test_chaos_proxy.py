@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,6 +17,7 @@ from upriver.consumer import Consumer
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
+from upriver.testing.proxied_connection import ChaosCounts, Gate, ProxiedConnection
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
@@ -191,6 +195,36 @@ def test_it_stops_with_connections_open(peer: Peer) -> None:
         assert is_reset(server)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, timeout=PATIENCE)
+
+
+def test_both_connections_are_closed_if_it_stops_while_one_closes(peer: Peer) -> None:
+    """A connection that was dropped unclosed says so when it is collected."""
+
+    async def scenario() -> None:
+        relays: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            gates = Gate(Faults()), Gate(Faults())
+            relay = ProxiedConnection((reader, writer), *gates, ChaosCounts(), "1")
+            relays.append((asyncio.create_task(relay.run(peer.address)), writer))
+
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as listener:
+            with socket.create_connection(listener.sockets[0].getsockname()):
+                (await asyncio.to_thread(peer.accept)).close()
+            ((relay, writer),) = relays
+            while not writer.is_closing():
+                await asyncio.sleep(0)
+            relay.cancel()
+            with suppress(asyncio.CancelledError):
+                await relay
+            del relay, writer
+            relays.clear()
+            gc.collect()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(scenario())
+    assert [str(warning.message) for warning in said] == []
 
 
 # ---- on command --------------------------------------------------------------------------

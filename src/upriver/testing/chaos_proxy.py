@@ -217,6 +217,8 @@ class ChaosProxy:
 
     async def _finish(self) -> None:
         await self._refuse()
-        own = asyncio.current_task()
-        # all of them: a connection that was just accepted is not among the relays yet
-        await cancelled(*(task for task in asyncio.all_tasks() if task is not own))
+        # Until no task is left but this one: a connection that was just accepted is not among the
+        # relays yet, and asyncio drops its socket if the task that accepts it is cancelled.
+        while len(asyncio.all_tasks()) > 1:
+            await cancelled(*self._relays)
+            await asyncio.sleep(0)

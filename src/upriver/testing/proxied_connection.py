@@ -88,9 +88,8 @@ class ProxiedConnection:
                 return
             sides.append(server)
             if await self._relay(server):
+                await _close(self._client[1], server[1])
                 sides.clear()
-                await _close(self._client[1])
-                await _close(server[1])
         finally:
             await _reset(*(writer for _, writer in sides))
 
@@ -193,7 +192,9 @@ async def _reset(*writers: asyncio.StreamWriter) -> None:
             await writer.wait_closed()
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+async def _close(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
