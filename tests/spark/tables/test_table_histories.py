@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -571,6 +572,54 @@ def test_tables_of_collections_go_back_to_before_a_lease_was_taken_over(
     assert (
         documents_of(table / "_default._default") == bucket.documents() == {b"a": b"1", b"b": b"1"}
     )
+
+
+@pytest.mark.parametrize("step", ["read", "files"])
+def test_what_the_first_batch_of_a_table_left_is_removed(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It fails before its tables have a log, or before a commit names them.
+
+    The table of dead letters, which a batch fills as well, is one of them.
+    """
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b'{"n":1}')
+    bucket.write(0, b"bad", b"no JSON")
+    strangers = table / "notes" / "part-00000.parquet"
+
+    def die(done: str) -> None:
+        if done == step:
+            raise Crash(f"died after {done}")
+
+    options = {"table_per_collection": True, "value_schema": "infer"}
+    with pytest.raises(UpriverError, match=f"died after {step}"):
+        started(bucket, table, die, **options).wait(PATIENCE)
+    strangers.parent.mkdir()
+    strangers.write_bytes(b"")
+    other = DeltaTable.create(table / "other", pa.schema([("n", pa.int64())]))
+    write_deltalake(other, pa.table({"n": [1]}), mode="append")
+
+    def left() -> set[str]:
+        return {
+            path.parent.relative_to(table).as_posix()
+            for path in table.rglob("*")
+            if path.suffix in (".parquet", ".idx") and path.parent.name != "_delta_log"
+        }
+
+    made = {"_default._default", "_default._default/_upriver/index", "_upriver/dead_letters"}
+    assert left() == {*made, "notes", "other"}
+    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(hours=1))
+    compact(TablePlace(Storage.parse(table)), seconds=0.0)
+    assert left() == {*made, "notes", "other"}  # a batch may be about to commit them
+    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(0))
+    cared = compact(TablePlace(Storage.parse(table)), seconds=0.0)
+    assert left() == {"notes", "other"}
+    removed = {Path(one.path).name: one.vacuumed for one in cared}
+    assert removed["_default._default"]
+    assert removed["dead_letters"]
+    caught_up(bucket, table, **options)
+    assert [row["n"] for row in rows_of(table / "_default._default")] == [1, None]
+    assert len(rows_of(table / "_upriver" / "dead_letters")) == 1
 
 
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:

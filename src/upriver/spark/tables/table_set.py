@@ -33,7 +33,7 @@ from .merge import TaskOutcome
 from .rows.row_shape import LETTERS, MirrorShape
 from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
 from .upkeep.compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
-from .upkeep.retention import Retention, Window
+from .upkeep.retention import Retention, Window, remove_leftovers
 
 _log = logging.getLogger(__name__)
 
@@ -481,10 +481,27 @@ class TableSet:
     def vacuum(self) -> dict[str, int]:
         """Deletes what only versions need that are not kept any more; by table how many files."""
         oldest = self._oldest_versions()
-        return {
+        gone = {
             name: self._retention(name).vacuum(table.snapshot, oldest[name])
             for name, table in self.all_tables().items()
         }
+        return gone | self._vacuum_unnamed()
+
+    def _vacuum_unnamed(self) -> dict[str, int]:
+        """Deletes what failed batches have left for tables that no commit names yet."""
+        names = {DEAD_LETTERS}
+        if self.per_collection:
+            names |= set(self.root.names()) - {DEAD_LETTERS.partition("/")[0], delta_log.LOG}
+        gone: dict[str, int] = {}
+        for name in sorted(names - self.others.keys() - self.state.pending.keys()):
+            table = OpenTable.open(self.root.under(name))
+            if table is None:
+                gone[name] = remove_leftovers(self.root.under(name))
+                continue
+            made = table.snapshot
+            if made.version == 0 and made.configuration.get(PIPELINE) == self.app:
+                gone[name] = self._retention(name).vacuum(made, 0)
+        return {name: count for name, count in gone.items() if count}
 
     def _oldest_versions(self) -> dict[str, int]:
         """By table the oldest version that is still needed."""

@@ -59,12 +59,13 @@ def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Ca
         tables.let_go(lease, seconds)
     tables.checkpoint(every=1)
     gone = tables.vacuum()
+    after = {name: len(table.files) for name, table in tables.all_tables().items()}
     return [
         Cared(
             f"{tables.root.url}/{name}" if name else tables.ledger.storage.url,
             before.get(name, 0),
-            len(table.files),
+            after.get(name, 0),
             gone.get(name, 0),
         )
-        for name, table in tables.all_tables().items()
+        for name in {**after, **gone}  # also of tables that were never made
     ]

@@ -4,12 +4,16 @@ A version is kept while it is young enough, as long as there are not too many ve
 only old versions need is not too large. The oldest version that is kept is in the state of every
 commit, so boundaries that need older ones are dropped in a commit before any file is deleted.
 
+A batch writes its files before a commit names them, and those of a table's first batch before the
+table has a log. If the batch fails, `remove_leftovers` finds them.
+
 `deltalake`'s vacuum is not used: it does not know vectors and indexes below ``_`` names.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +43,10 @@ MOST_VERSIONS: Final = 1000
 _READ_AT_ONCE: Final = 16
 #: Files that no commit names go when nobody can be about to commit them any more.
 _IN_FLIGHT: Final = timedelta(hours=1)
+#: Folders of a table for files of ours besides rows.
+_OUR_FOLDERS: Final = (deletion_vectors.FOLDER, key_index.FOLDER, row_cache.FOLDER)
+#: A file of rows as `data_files` names it.
+_OUR_ROWS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ class Retention:
         needed |= {cache_path(file.path) for file in snapshot.files.values()}
         once_named |= {cache_path(path) for path in once_named if path.endswith(".parquet")}
         once_named |= {index_path(path) for path in once_named if path.endswith(".parquet")}
-        late = datetime.fromtimestamp(time.time(), UTC) - _IN_FLIGHT
+        late = _latest_unnamed()
         doomed = [
             file.path
             for file in self._storage.files()
@@ -154,6 +162,27 @@ class Retention:
         self._storage.delete(paths)
 
 
+def remove_leftovers(storage: Storage) -> int:
+    """Deletes what failed batches have left where no table was made; says how many data files."""
+    files = list(storage.files())
+    if any(file.path.startswith(f"{LOG}/") for file in files):
+        return 0
+    late = _latest_unnamed()
+    doomed = [
+        file.path
+        for file in files
+        if file.modified < late
+        and (file.path.rpartition("/")[0] in _OUR_FOLDERS or _OUR_ROWS.fullmatch(file.path))
+    ]
+    storage.delete(doomed)
+    return sum(path.endswith(".parquet") for path in doomed)
+
+
+def _latest_unnamed() -> datetime:
+    """When a file that no commit names must have been written to be deleted."""
+    return datetime.fromtimestamp(time.time(), UTC) - _IN_FLIGHT
+
+
 def _paths(files: Any) -> set[str]:
     found = set()
     for file in files:
@@ -165,6 +194,6 @@ def _paths(files: Any) -> set[str]:
 def _is_ours(path: str) -> bool:
     """Whether a file is data, a vector or an index of this table, and of no table below it."""
     folder, _, name = path.rpartition("/")
-    if folder in (deletion_vectors.FOLDER, key_index.FOLDER, row_cache.FOLDER):
+    if folder in _OUR_FOLDERS:
         return True
     return name.endswith(".parquet") and not folder.startswith("_") and "_delta_log" not in folder
