@@ -39,7 +39,7 @@ extended: environment ## the tests that take minutes each
 matrix: ## what every supported Spark must do, in environments of their own; SPARK=4.0 for one
 	@$(PYTHON) tools/matrix.py $(SPARK)
 
-unit: environment ## the tests that start no processes, for while you work
+unit: environment ## the short tests that start no processes, for while you work
 	@$(BIN)/pytest -n auto -m unit
 
 fuzz: environment ## property tests with new examples; SEED=7 repeats a run

@@ -24,11 +24,15 @@ TESTS = Path(__file__).parent
 #: What a lane has that the lanes before it have not.
 LANES = {
     "unit": "one process: no other program, no Java, no browser",
+    "simulation": "one process, for long: random histories, models and simulated worlds",
     "process": "starts processes: commands, servers, clusters, builds",
     "spark": "starts Spark",
     "browser": "opens pages in a browser",
     "chaos": "kills, cuts and delays at random for a long time",
 }
+
+#: The lanes whose tests start no process.
+_ONE_PROCESS = {"unit", "simulation"}
 
 #: By file or directory; the longest that fits counts.
 _LANE_OF = {
@@ -58,20 +62,22 @@ _LANE_OF = {
     "producer/test_memcached_suites.py": "process",
     "producer/test_node_sdk.py": "process",
     "producer/test_slow_readers.py": "process",
+    "producer/test_server_survives_nonsense.py": "simulation",
     "spark": "spark",
     "spark/tables/test_pipeline_parts.py": "unit",
     "spark/tables/test_small_batches.py": "unit",
     "spark/tables/test_table_formats.py": "unit",
-    "spark/tables/test_table_histories.py": "unit",
+    "spark/tables/test_table_histories.py": "simulation",
     "spark/tables/test_versions.py": "unit",
     "spark/test_offsets.py": "unit",
     "spark/test_read_ahead.py": "unit",
     "spark/test_source_options.py": "unit",
     "spark/test_offset_planning.py": "unit",
     "spark/test_exhaustive_planning.py": "unit",
-    "spark/test_simulation.py": "unit",
+    "spark/test_simulation.py": "simulation",
     "store/test_store_faults.py": "process",
     "store/test_store_killed.py": "process",
+    "store/test_store_model.py": "simulation",
     "test_architecture.py": "process",
     "test_attack_tool.py": "process",
     "test_dlt_source.py": "process",
@@ -82,8 +88,10 @@ _LANE_OF = {
     "test_readme.py": "spark",
     "testing/test_advertised_address.py": "process",
     "testing/test_pytest_plugin.py": "process",
+    "testing/world/test_cluster_worlds.py": "simulation",
     "testing/world/test_planted_faults.py": "process",
     "testing/world/test_world_processes.py": "process",
+    "testing/world/test_worlds.py": "simulation",
     "wire/test_columns_any_traffic.py": "process",
     "wire/test_columns_choice.py": "process",
     "wire/test_tshark_agrees.py": "process",
@@ -103,7 +111,7 @@ _GROUP_OF = {
 }
 
 #: Files with long tests that share nothing: each test is a group.
-_SPLIT = {"test_docs.py", "test_readme.py"}
+_SPLIT = {"test_docs.py", "test_readme.py", "testing/world/test_worlds.py"}
 
 
 def _longest(table: dict[str, str], path: str) -> str | None:
@@ -126,8 +134,8 @@ def group_of(path: str, test: str) -> str:
     """What a test shares its process with: a group of several files, its file, or nothing."""
     if path in _SPLIT:
         return f"{path} {test}"
-    unit = lane_of(path) == "unit"
-    return (None if unit else _longest(_GROUP_OF, path)) or path
+    alone = lane_of(path) in _ONE_PROCESS
+    return (None if alone else _longest(_GROUP_OF, path)) or path
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
@@ -146,6 +154,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "extended: takes minutes, runs with --extended only")
     for lane, meaning in LANES.items():
         config.addinivalue_line("markers", f"{lane}: {meaning}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m LANE`` the files of other lanes are not imported: that takes as long as tests."""
+    wanted = config.getoption("markexpr")
+    if wanted not in LANES or not collection_path.name.startswith("test_"):
+        return None
+    if not collection_path.is_relative_to(TESTS) or collection_path.is_dir():
+        return None
+    return lane_of(collection_path.relative_to(TESTS).as_posix()) != wanted or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -177,7 +195,7 @@ _running: pytest.Item | None = None
 def _forbid_processes(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _PROCESSES and _running is not None:
         raise AssertionError(
-            f"{_running.nodeid} is in the lane unit but starts a process, {arguments[0]!r}: "
+            f"{_running.nodeid} is in a lane of one process but starts {arguments[0]!r}: "
             "name its file in tests/lanes.py"
         )
 
@@ -188,7 +206,7 @@ sys.addaudithook(_forbid_processes)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     global _running
-    _running = item if item.get_closest_marker("unit") else None
+    _running = item if lane_of(_place(item)) in _ONE_PROCESS else None
     try:
         return (yield)
     finally:

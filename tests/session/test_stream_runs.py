@@ -76,7 +76,7 @@ def one_by_one(
 
 
 @on_both
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(
     frames=frame_lists(),
     cut=st.integers(0, 12),

@@ -101,7 +101,7 @@ def state_of(bucket: Bucket) -> list[object]:
     return found
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(groups)
 def test_bulk_inserts_are_what_single_changes_are(loads: list[list[Change]]) -> None:
     results = []
