@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from .cluster_world import CLUSTER, ClusterWorld
 from .failure_report import failure_report
+from .faults import SINGLE
 from .history import Violation
 from .linearizability import LOSS, WIPE, Operation, explain
 from .plan import Plan, Scope, Step
 from .running import SCOPES, TABLE, run
 from .shrink import shrink
-from .world import SINGLE, Outcome, World
+from .world import Outcome, World
 
 __all__ = [
     "CLUSTER",

@@ -8,9 +8,10 @@ from typing import Final
 
 from .cluster_faults import CLUSTER_FAULTS
 from .cluster_world import CLUSTER, ClusterWorld
+from .faults import FAULTS, SINGLE
 from .history import Violation
 from .plan import Plan
-from .world import FAULTS, SINGLE, Outcome, World
+from .world import Outcome, World
 
 #: One node, and a pipeline that writes a table to an object store.
 TABLE: Final = replace(

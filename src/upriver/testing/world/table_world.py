@@ -22,6 +22,7 @@ from ...spark.tables.places import TablePlace
 from ...spark.tables.settings import PipelineSettings
 from ...spark.tables.upkeep import maintenance
 from .blocking import machine, replaced
+from .faults import FAULTS
 from .history import Violation
 from .memory import require_at_most
 from .object_store import ObjectStore, SimulatedStorage
@@ -29,7 +30,7 @@ from .plan import Plan
 from .scheduler import Process
 from .table_oracle import Documents, TableOracle
 from .threads import SimulatedThread, Threads, current
-from .world import FAULTS, PATIENCE, World
+from .world import PATIENCE, World
 
 #: Seconds until a driver that has ended is started again.
 _PAUSE: Final = 0.5
