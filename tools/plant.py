@@ -444,7 +444,7 @@ FAULTS = (
     ),
     Fault(
         "compaction commits over a batch",
-        "upriver.spark.tables.table_set",
+        "upriver.spark.tables.upkeep.table_care",
         "                except Conflict:\n                    table.refresh()\n"
         "                    continue\n                size =",
         "                except Conflict:\n                    table.refresh()\n"

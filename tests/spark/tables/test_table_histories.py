@@ -29,11 +29,11 @@ from upriver.spark.tables import table_set
 from upriver.spark.tables.format import key_index, row_cache
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
+from upriver.spark.tables.older_versions import OlderVersions
 from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.table_set import TableSet
 from upriver.spark.tables.upkeep import compaction, retention
 from upriver.spark.tables.upkeep.maintenance import compact
 from upriver.testing import TemporaryProducer
@@ -233,13 +233,13 @@ def test_a_vbucket_is_read_anew_where_others_have_vacuumed_its_version(
     assert gone, "there was nothing to vacuum"
     bucket.fail_over(0, point)
     if noticed == "by the task":  # as if the vacuum came after the plan
-        look, looks = TableSet.can_restore, []
+        look, looks = OlderVersions.can_restore, []
 
-        def looked(self: TableSet, vbucket: int, seqno: int) -> bool:
+        def looked(self: OlderVersions, vbucket: int, seqno: int) -> bool:
             looks.append(vbucket)
             return len(looks) == 1 or look(self, vbucket, seqno)
 
-        monkeypatch.setattr(TableSet, "can_restore", looked)
+        monkeypatch.setattr(OlderVersions, "can_restore", looked)
     caught_up(bucket, table)
     assert documents_of(table) == bucket.documents()
 

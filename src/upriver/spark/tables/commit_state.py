@@ -30,6 +30,8 @@ from ...errors import ConfigError
 from ..source.collection_events import Name
 from ..source.offsets import Offset, SourceIdentity
 
+#: The table of values that do not fit a schema.
+DEAD_LETTERS: Final = "_upriver/dead_letters"
 _FORMAT: Final = 1
 #: Bytes of an offset of 65,536 vbuckets with long lines; more is no state of ours.
 _MOST_BYTES: Final = 256 * 1024 * 1024

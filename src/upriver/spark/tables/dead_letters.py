@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
+from .commit_state import DEAD_LETTERS
 from .executors import ThisProcess
 from .format.data_files import VALID_TO, load_index, read_rows
 from .format.delta_log import DataFile
@@ -31,7 +32,7 @@ from .pipeline_start import held_properties
 from .places import TablePlace
 from .rows.row_shape import LETTERS, MirrorShape
 from .settings import SHAPE
-from .table_set import DEAD_LETTERS, TableSet
+from .table_set import TableSet
 from .upkeep.compaction import Rewrite
 from .upkeep.retention import Window
 

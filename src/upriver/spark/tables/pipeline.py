@@ -41,6 +41,7 @@ from .progress import PipelineStatus, ProgressBook
 from .rows.row_shape import MirrorShape
 from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
+from .upkeep.table_care import TableCare
 from .versions import MergeVersions, stays_up_to
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class BatchLoop:
         self._here = ThisProcess()
         self._settings = settings
         self._tables = tables
+        self._table_care = TableCare(tables)
         self._shape = shape
         self._driver = driver
         self._lease = lease
@@ -298,7 +300,7 @@ class BatchLoop:
         assert key is not None
         held = tables.held()
         older = {
-            version: tables.files_at(version)
+            version: tables.older.files_at(version)
             for version in {self._version_of(step) for step in steps if step.rolls_back}
             if version is not None
         }
@@ -348,7 +350,7 @@ class BatchLoop:
             return None  # a change log only notes it
         if self._settings.kind.versions:
             return lambda vbucket, seqno: True  # rows say from when to when they were valid
-        return self._tables.can_restore
+        return self._tables.older.can_restore
 
     def _most_rows(self) -> int | None:
         """Changes of a batch: few of the first one, if columns are yet to be found in them."""
@@ -377,13 +379,13 @@ class BatchLoop:
 
     def _care(self) -> None:
         """What only rearranges files: if it fails, that is logged, and it is tried again later."""
-        every, tables = self._settings.compact_every, self._tables
+        every, tables, care = self._settings.compact_every, self._tables, self._table_care
         try:
             if every and (self._more_to_compact or tables.state.batch % every == 0):
-                self._more_to_compact = tables.compact(self._executors)
-            if tables.checkpoint():
+                self._more_to_compact = care.compact(self._executors)
+            if care.checkpoint():
                 tables.on_step("checkpoint")
-                tables.vacuum()
+                care.vacuum()
                 tables.on_step("vacuum")
         except (StorageFailed, Conflict, OSError) as problem:
             _log.warning("%s was not cared for: %s", tables.root.url, problem)

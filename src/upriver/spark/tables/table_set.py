@@ -5,12 +5,12 @@ transaction and the complete state. With a table for each collection the state i
 own, ``_upriver/ledger``. There a commit says what the batch does to every table; then each table
 takes its part, once, which it shows by its transaction. Values that do not fit a schema are put
 aside in the same way: a commit names them, and the table of dead letters takes them then.
+`TableCare` rearranges the files of the tables, and `OlderVersions` knows their versions before.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -22,27 +22,28 @@ import pyarrow as pa
 from ...errors import ConfigError
 from ..source.collection_events import Name
 from ..source.offsets import Offset
-from .commit_state import TableState
+from .commit_state import DEAD_LETTERS, TableState
+from .copy_on_write import copy_actions
 from .executors import Executors
 from .format import delta_log
 from .format.delta_log import DataFile
 from .format.open_table import Conflict, OpenTable
-from .format.storage import FileGone, Storage
+from .format.storage import Storage
 from .lease import Lease, LeaseLost
 from .merge import TaskOutcome
-from .rows.row_shape import LETTERS, MirrorShape
-from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE, SHAPE
-from .upkeep.compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
-from .upkeep.retention import Retention, Window, remove_leftovers
+from .older_versions import OlderVersions
+from .rows.row_shape import LETTERS
+from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
+from .upkeep.retention import Retention, Window
 
 _log = logging.getLogger(__name__)
 
-DEAD_LETTERS: Final = "_upriver/dead_letters"
 LEDGER: Final = "_upriver/ledger"
 _LEDGER_SCHEMA: Final = pa.schema([("batch", pa.int64())])
 #: Commits between two checkpoints of the log.
 CHECKPOINT_EVERY: Final = 50
-_ATTEMPTS: Final = 8
+#: Attempts at a commit while others change the same table.
+ATTEMPTS: Final = 8
 
 
 @dataclass(slots=True)
@@ -59,11 +60,11 @@ class TableSet:
     #: By name those of collections, and of dead letters.
     others: dict[str, OpenTable] = field(default_factory=dict)
     on_step: Callable[[str], None] = lambda step: None
+    older: OlderVersions = field(init=False)
     _retentions: dict[str, Retention] = field(default_factory=dict)
-    #: What a plan has looked up to know where vbuckets can go back to; forgotten after it.
-    _versions: dict[int, dict[str, list[DataFile]] | None] = field(default_factory=dict)
-    _present: set[str] = field(default_factory=set)
-    _pace: CompactionPace = field(default_factory=CompactionPace)
+
+    def __post_init__(self) -> None:
+        self.older = OlderVersions(self)
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -144,6 +145,13 @@ class TableSet:
             return {"": self.ledger}
         return {name: table for name, table in self.others.items() if name != DEAD_LETTERS}
 
+    def all_tables(self) -> dict[str, OpenTable]:
+        return {"": self.ledger, **self.others}
+
+    def other_versions(self) -> dict[str, int]:
+        """By name the versions of the tables beside the ledger."""
+        return {name: table.snapshot.version for name, table in self.others.items()}
+
     def schema_of(self, name: str) -> pa.Schema:
         return LETTERS if name == DEAD_LETTERS else self.own_schemas.get(name, self.schema)
 
@@ -152,7 +160,7 @@ class TableSet:
 
     def refresh(self, fence: int) -> None:
         """Takes in what others have committed: a compaction, or another pipeline's batch."""
-        self._forget_versions()
+        self.older.forget()
         for table in (self.ledger, *self.others.values()):
             table.refresh()
         assert self.ledger.snapshot.state is not None
@@ -162,63 +170,6 @@ class TableSet:
                 f"the lease of {self.root.url} is lost: a pipeline with lease {self.state.fence} "
                 f"has committed, and this one has lease {fence}; nothing was committed"
             )
-
-    # ---- older versions ------------------------------------------------------------------
-
-    def files_at(self, version: int) -> dict[str, list[DataFile]]:
-        """By table its files when the ledger was at a version; ConfigError if that is gone."""
-        if not self.per_collection:
-            found = delta_log.read_snapshot(self.root, version)
-            assert found is not None
-            return {"": list(found.files.values())}
-        then = self._state_after(version)
-        if then is None:
-            raise ConfigError(f"{self.ledger.storage.url} has no version {version} any more")
-        files = {}
-        for name, number in then.tables.items():
-            if name != DEAD_LETTERS:
-                snapshot = delta_log.read_snapshot(self.root.under(name), number)
-                assert snapshot is not None
-                files[name] = list(snapshot.files.values())
-        return files
-
-    def _state_after(self, version: int) -> TableState | None:
-        """The state that the commit after a version of the ledger left."""
-        for action in delta_log.read_commit(self.ledger.storage, version + 1) or ():
-            if text := (action.get("commitInfo") or {}).get(delta_log.STATE):
-                return TableState.of_text(text, self.root.url)
-        return None
-
-    def can_restore(self, vbucket: int, seqno: int) -> bool:
-        """Whether a version with a vbucket's rows at a boundary is still there, with its files.
-
-        Others may have vacuumed files that only older versions need.
-        """
-        version = self.state.versions.get(vbucket, {}).get(seqno)
-        if version is None or version < self.state.oldest:
-            return False
-        if version not in self._versions:
-            try:
-                self._versions[version] = self.files_at(version)
-            except (ConfigError, FileGone):
-                self._versions[version] = None
-        tables = self._versions[version]
-        if tables is None:
-            return False
-        if not self._present:
-            self._present = {file.path for file in self.root.files()}
-        group = vbucket % MirrorShape.of_json(self.properties[SHAPE]).groups
-        return all(
-            f"{name}/{path}".removeprefix("/") in self._present
-            for name, files in tables.items()
-            for file in files
-            if file.may_have(group)
-            for path in file.paths
-        )
-
-    def _forget_versions(self) -> None:
-        self._versions.clear()
-        self._present.clear()
 
     # ---- a batch -------------------------------------------------------------------------
 
@@ -275,8 +226,8 @@ class TableSet:
             app=(self.app, state.batch),
         )
         self.state = state
-        self._forget_versions()
-        self._retention("").note(self.ledger.snapshot.version, done)
+        self.older.forget()
+        self.retention("").note(self.ledger.snapshot.version, done)
         self.on_step("commit")
         self.apply_pending(operation)
 
@@ -292,35 +243,7 @@ class TableSet:
         new = [found for one in outcomes for found in one.files.get(name, ())]
         if self.merge_on_read or self.key is None:
             return table.mark_actions(gone, new)
-        return self._copied(name, table, gone, new, executors)
-
-    def _copied(
-        self,
-        table_name: str,
-        table: OpenTable,
-        gone: Mapping[str, Any],
-        new: Sequence[Any],
-        executors: Executors,
-    ) -> list[Any]:
-        """The same without vectors: files that lose rows are written anew."""
-        schema = self.schema_of(table_name)
-        actions: list[Any] = []
-        tasks = []
-        for name, (rows, _) in table.new_rows_gone(gone).items():
-            file = table.snapshot.files[name]
-            actions.append(file.remove_action())
-            if len(rows) < file.rows:
-                dead = {name: np.array(rows.to_array(), np.int64)}
-                tasks.append(Rewrite(table.storage, schema, self.key, [file], dead))
-        for one in new:
-            if not len(one.dead):
-                actions.append(one.file.add_action())
-            elif len(one.dead) < one.file.rows:
-                dead = {one.file.name: one.dead}
-                tasks.append(Rewrite(table.storage, schema, self.key, [one.file], dead))
-        for rewritten in executors.run(tasks):
-            actions += [after.file.add_action() for after in rewritten.after]
-        return actions
+        return copy_actions(table, self.schema_of(name), self.key, gone, new, executors)
 
     def _next_state(
         self,
@@ -332,8 +255,8 @@ class TableSet:
         now = self.ledger.snapshot.version
         before = self.state
         if self.ledger.snapshot.commits_since_checkpoint + 1 >= CHECKPOINT_EVERY:
-            self._retention("").load()  # what is let go here is deleted after the checkpoint
-        oldest = self._retention("").oldest(before.oldest, now)
+            self.retention("").load()  # what is let go here is deleted after the checkpoint
+        oldest = self.retention("").oldest(before.oldest, now)
         versions: dict[int, dict[int, int]] = {}
         for vbucket, progress in end.progress.items():
             known = before.versions.get(vbucket, {})
@@ -352,7 +275,7 @@ class TableSet:
             versions=versions,
             oldest=oldest,
             fence=fence,
-            tables={name: table.snapshot.version for name, table in self.others.items()},
+            tables=self.other_versions(),
             pending=pending,
             collections={
                 **(before.collections or {}),
@@ -366,7 +289,7 @@ class TableSet:
             table = self._collection(name)
             if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:
                 continue
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 try:
                     done = table.commit(
                         actions, operation=operation, app=(self.app, self.state.batch)
@@ -375,22 +298,13 @@ class TableSet:
                     delta_log.catch_up(table.storage, table.snapshot)
                     if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:
                         break  # whoever has taken the lease over has done it
-                    self._require_applicable(table, actions)
+                    table.require_removable(actions)
                     continue
-                self._retention(name).note(table.snapshot.version, done)
+                self.retention(name).note(table.snapshot.version, done)
                 break
             else:
                 raise ConfigError(f"others keep changing {table.storage.url}")
             self.on_step("table")
-
-    def _require_applicable(self, table: OpenTable, actions: Sequence[Mapping[str, Any]]) -> None:
-        for action in actions:
-            if "remove" in action and not table.snapshot.has(action["remove"]):
-                raise ConfigError(
-                    f"version {table.snapshot.version} of {table.storage.url} was made by another "
-                    "program while a batch was being committed, and has other files; restore the "
-                    "version before it and start the pipeline again, or let it make new tables"
-                )
 
     def _collection(self, name: str) -> OpenTable:
         """One of the other tables, made if it is not there."""
@@ -407,119 +321,20 @@ class TableSet:
 
     # ---- care ----------------------------------------------------------------------------
 
-    def _retention(self, name: str) -> Retention:
+    def retention(self, name: str) -> Retention:
         if name not in self._retentions:
             storage = self.ledger.storage if not name else self.root.under(name)
             self._retentions[name] = Retention(storage, self.window)
         return self._retentions[name]
 
-    def all_tables(self) -> dict[str, OpenTable]:
-        return {"": self.ledger, **self.others}
-
-    def compact(self, executors: Executors, *, everything: bool = False) -> bool:
-        """Rewrites files that are small or have many dead rows; says whether more of them are due.
-
-        Unless ``everything`` is to be done, one round takes about a second.
-        """
-        is_more = False
-        left = self._pace.bytes
-        for name, table in self.all_tables().items():
-            for _ in range(_ATTEMPTS):
-                chosen, more = chosen_for_compaction(
-                    table.files, everything=everything, most_bytes=left
-                )
-                if not chosen:
-                    break
-                if left <= 0:
-                    return True
-                began = time.monotonic()
-                letters = name == DEAD_LETTERS
-                tasks = [
-                    Rewrite(
-                        table.storage,
-                        self.schema_of(name),
-                        None if letters else self.key,
-                        files,
-                    )
-                    for files in chosen
-                ]
-                done: list[Rewritten] = executors.run(tasks)
-                self.on_step("compaction files")
-                try:
-                    self._exchange(name, table, done)
-                except Conflict:
-                    table.refresh()
-                    continue
-                size = sum(file.size for one in done for file in one.before)
-                self._pace.took(size, time.monotonic() - began)
-                left -= size
-                is_more = is_more or more
-                self.on_step("compaction commit")
-                break
-        return is_more
-
-    def _exchange(self, name: str, table: OpenTable, done: Sequence[Rewritten]) -> None:
-        actions: list[Any] = []
-        for one in done:
-            actions += [file.remove_action(data_change=False) for file in one.before]
-            actions += [new.file.add_action(data_change=False) for new in one.after]
-        # every commit of the ledger has the state, so the newest commit is enough to go on
-        state = table.snapshot.state if not name else None
-        committed = table.commit(actions, operation="OPTIMIZE", state=state)
-        self._retention(name).note(table.snapshot.version, committed)
-
-    def checkpoint(self, every: int | None = None) -> bool:
-        """Sums the logs up, where that is due; says whether any was."""
-        every = CHECKPOINT_EVERY if every is None else every
-        tables = self.all_tables()
-        if all(table.snapshot.commits_since_checkpoint < every for table in tables.values()):
-            return False
-        oldest = self._oldest_versions()
-        done = [table.checkpoint_if_due(every, oldest[name]) for name, table in tables.items()]
-        return any(done)
-
-    def vacuum(self) -> dict[str, int]:
-        """Deletes what only versions need that are not kept any more; by table how many files."""
-        oldest = self._oldest_versions()
-        gone = {
-            name: self._retention(name).vacuum(table.snapshot, oldest[name])
-            for name, table in self.all_tables().items()
-        }
-        return gone | self._vacuum_unnamed()
-
-    def _vacuum_unnamed(self) -> dict[str, int]:
-        """Deletes what failed batches have left for tables that no commit names yet."""
-        names = {DEAD_LETTERS}
-        if self.per_collection:
-            names |= set(self.root.names()) - {DEAD_LETTERS.partition("/")[0], delta_log.LOG}
-        gone: dict[str, int] = {}
-        for name in sorted(names - self.others.keys() - self.state.pending.keys()):
-            table = OpenTable.open(self.root.under(name))
-            if table is None:
-                gone[name] = remove_leftovers(self.root.under(name))
-                continue
-            made = table.snapshot
-            if made.version == 0 and made.configuration.get(PIPELINE) == self.app:
-                gone[name] = self._retention(name).vacuum(made, 0)
-        return {name: count for name, count in gone.items() if count}
-
-    def _oldest_versions(self) -> dict[str, int]:
-        """By table the oldest version that is still needed."""
-        oldest = {name: table.snapshot.version for name, table in self.all_tables().items()}
-        oldest[""] = min(self.state.oldest, oldest[""])
-        if self.per_collection and self.state.oldest < self.ledger.snapshot.version:
-            then = self._state_after(self.state.oldest)
-            for name in oldest.keys() - {""}:
-                needed = then.tables.get(name, 0) if then is not None else 0
-                oldest[name] = min(oldest[name], needed)
-        return oldest
+    def forget_retentions(self) -> None:
+        self._retentions.clear()
 
     def take_over(self, lease: Lease) -> None:
         """Commits the number of the lease, so that its last holder can commit nothing more."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             self.apply_pending()
-            tables = {name: table.snapshot.version for name, table in self.others.items()}
-            state = replace(self.state, fence=lease.number, tables=tables)
+            state = replace(self.state, fence=lease.number, tables=self.other_versions())
             lease.check()
             try:
                 done = self.ledger.commit([], operation="UPRIVER LEASE", state=state.to_text())
@@ -527,26 +342,6 @@ class TableSet:
                 self.refresh(lease.number)
                 continue
             self.state = state
-            self._retention("").note(self.ledger.snapshot.version, done)
+            self.retention("").note(self.ledger.snapshot.version, done)
             return
         raise ConfigError(f"others keep changing {self.ledger.storage.url}")
-
-    def let_go(self, lease: Lease, seconds: float) -> None:
-        """Commits that versions older than that are not needed, so that they can be deleted."""
-        self._retentions.clear()
-        self.window = replace(self.window, seconds=seconds)
-        self._retention("").load()
-        oldest = self._retention("").oldest(self.state.oldest, self.ledger.snapshot.version)
-        if oldest <= self.state.oldest:
-            return
-        versions = {
-            vb: {seqno: version for seqno, version in places.items() if version >= oldest}
-            for vb, places in self.state.versions.items()
-        }
-        tables = {name: table.snapshot.version for name, table in self.others.items()}
-        state = replace(
-            self.state, oldest=oldest, versions=versions, fence=lease.number, tables=tables
-        )
-        lease.check()
-        self.ledger.commit([], operation="UPRIVER RETENTION", state=state.to_text())
-        self.state = state

@@ -25,7 +25,7 @@ from ...settings.pipeline_options import MirrorOptions
 from ..options import ReadOptions
 from ..session import register
 from ..source.stream_driver import Driver
-from .commit_state import positions_of
+from .commit_state import DEAD_LETTERS, positions_of
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .kinds import KINDS
@@ -41,7 +41,7 @@ from .settings import (
     identity_properties,
     require_same,
 )
-from .table_set import DEAD_LETTERS, TableSet
+from .table_set import TableSet
 from .table_source import read_table
 
 with extra("spark"):

@@ -42,7 +42,6 @@ class Scheduler:
         self._chance = chance
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
-        self._processes: list[Process] = []
         #: Processes with callbacks, in the order in which they became ready.
         self._ready: dict[Process, None] = {}
         self.rounds = 0

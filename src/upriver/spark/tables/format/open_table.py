@@ -104,6 +104,16 @@ class OpenTable:
 
     # ---- rows that go --------------------------------------------------------------------
 
+    def require_removable(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        """ConfigError if the table does not have a file that one of the actions removes."""
+        for action in actions:
+            if "remove" in action and not self.snapshot.has(action["remove"]):
+                raise ConfigError(
+                    f"version {self.snapshot.version} of {self.storage.url} was made by another "
+                    "program while a batch was being committed, and has other files; restore the "
+                    "version before it and start the pipeline again, or let it make new tables"
+                )
+
     def new_rows_gone(
         self, gone: Mapping[str, Iterable[npt.NDArray[np.uint32]]]
     ) -> dict[str, tuple[BitMap64, BitMap64]]:

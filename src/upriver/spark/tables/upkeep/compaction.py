@@ -67,7 +67,6 @@ class Rewrite:
     files: Sequence[DataFile]
     #: Rows that go besides, by file.
     gone: dict[str, Any] = field(default_factory=dict)
-    divided: bool = True
 
     def run(self) -> Rewritten:
         most = min(MOST_GATHERED, max(1, sum(f.size for f in self.files)))
@@ -78,7 +77,7 @@ class Rewrite:
                 self.storage,
                 self.schema,
                 key=key,
-                grouped=self.divided and large,
+                grouped=large,
                 most_gathered=most if large else MOST_GATHERED,
             )
 

@@ -18,6 +18,7 @@ from ..pipeline_start import held_properties
 from ..places import TablePlace
 from ..table_set import TableSet
 from .retention import Window
+from .table_care import TableCare
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Ca
     }
     before = {name: len(table.files) for name, table in tables.all_tables().items()}
     tables.apply_pending()
-    tables.compact(ThisProcess(), everything=True)
+    care = TableCare(tables)
+    care.compact(ThisProcess(), everything=True)
     if lease is not None:
-        tables.let_go(lease, seconds)
-    tables.checkpoint(every=1)
-    gone = tables.vacuum()
+        care.let_go(lease, seconds)
+    care.checkpoint(every=1)
+    gone = care.vacuum()
     after = {name: len(table.files) for name, table in tables.all_tables().items()}
     return [
         Cared(
