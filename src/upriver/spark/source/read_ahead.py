@@ -250,18 +250,20 @@ class ReadAhead:
         if not self._waiting:
             return
         whole = _joined(self._waiting)
-        left = whole.filter(~_up_to(whole, previous))
+        left = whole.filter(_after(whole, previous))
         self._waiting = [left] if left.num_rows else []
         self._bytes = left.nbytes if left.num_rows else 0
 
     def planned(self, previous: Offset, offset: Offset) -> ArrivedChanges | None:
         """The changes between two offsets."""
-        self._forget(previous)  # what tasks have read may have arrived here after them
         if self._consumer is None or not self._waiting:
             return None
-        self._pause = max(_FIRST_PAUSE, self._pause / 2)
         whole = _joined(self._waiting)
-        rows = whole.filter(_up_to(whole, offset))
+        # what tasks have read may have arrived here after them
+        rows = whole.filter(_after(whole, previous, offset))
+        if not rows.num_rows:
+            return None
+        self._pause = max(_FIRST_PAUSE, self._pause / 2)
         names: dict[int, Name] = {}
         for number in np.unique(rows.column("collection").to_numpy()).tolist():
             with suppress(RemoteProtocolError):  # it was dropped before the consumer came
@@ -278,9 +280,14 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _up_to(rows: pa.RecordBatch, offset: Offset) -> Any:
-    """Which rows are at or below an offset."""
-    vbuckets = rows.column("vbucket").to_numpy()
-    touched, places = np.unique(vbuckets, return_inverse=True)
-    ends = np.array([offset.at(vbucket).seqno for vbucket in touched.tolist()], np.uint64)
-    return rows.column("seqno").to_numpy() <= ends[places]
+def _after(rows: pa.RecordBatch, start: Offset, end: Offset | None = None) -> Any:
+    """Which rows are above an offset, and not above another."""
+    seqnos = rows.column("seqno").to_numpy()
+    touched, places = np.unique(rows.column("vbucket").to_numpy(), return_inverse=True)
+
+    def limits(offset: Offset) -> Any:
+        of_each = [offset.at(vbucket).seqno for vbucket in touched.tolist()]
+        return np.array(of_each, np.uint64)[places]
+
+    above = seqnos > limits(start)
+    return above if end is None else above & (seqnos <= limits(end))
