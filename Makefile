@@ -24,6 +24,7 @@ test: lint types tests ## everything that must pass: lint, types, tests
 lint: environment ## style and likely mistakes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python tools/check_files.py
 
 types: environment ## mypy --strict
 	@$(BIN)/mypy

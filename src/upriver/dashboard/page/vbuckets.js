@@ -222,4 +222,3 @@ function describePairs(list, pairs) {
   sync(list, pairs.flatMap(([name, text]) => [{ tag: "dt", name, text: name }, { tag: "dd", name, text }]),
     ({ tag, name }) => tag + name, ({ tag }) => make(tag), (element, { text }) => say(element, text));
 }
-
