@@ -27,7 +27,7 @@ from .manifest import Collection, Manifest, Scope
 from .manifest_changes import change_manifest, replace_manifest
 from .open_bucket import Core, Listener
 from .rocksdb import translate
-from .rocksdb_layout import RecordKind, StoredRecord, seqno_key, vbucket_key
+from .rocksdb_layout import Meta, RecordKind, StoredRecord, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
 from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs
 from .writes.commit_threads import Ticker
@@ -301,6 +301,17 @@ class Bucket:
         The system events of a collection count as its changes, also the one that drops it.
         """
         return collection_highs(self._vbucket(vbucket).reach)
+
+    def drops_to_erase(self, vbucket: int) -> dict[int, int]:
+        """Returns the dropped collections with documents that may not be erased yet.
+
+        Each has the seqno at which it was dropped in the vbucket.
+        """
+        self._vbucket(vbucket)
+        meta, names = self._core.engine.meta, Meta.erasures(vbucket)
+        return self._query(
+            lambda: {Meta.parse(name)[1]: int.from_bytes(at) for name, at in meta.scan(names)}
+        )
 
     def high_seqnos(
         self, states: frozenset[VBucketState], collection: int | None = None

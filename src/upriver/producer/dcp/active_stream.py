@@ -27,6 +27,7 @@ from ...store import Backfill, Bucket, FrameChunk
 from ...wire.header import HEADER_SIZE
 from ...wire.names import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
+from .dropped_documents import without_dropped
 from .visible_end import VisibleEnd
 
 #: Bytes of changes that a stream reads in one step: large enough that the cost per packet is low,
@@ -116,6 +117,8 @@ class ActiveStream:
         self._first_snapshot = True
         self._first_in_memory = True
         self._last_visible = 0
+        #: By collection the seqno at which it was dropped; its older documents are not sent.
+        self._dropped: dict[int, int] = {}
         #: Prepares up to this seqno were completed before the snapshot that is being sent was
         #: opened.
         self._completed_until = 0
@@ -304,7 +307,20 @@ class ActiveStream:
             backfill.close()
             self._ahead = VisibleEnd(self._bucket, self.vbucket, self.position, self._last_seen)
             return self._look_ahead(self._ahead, purge_seqno)
+        self._dropped = self._drops_until(backfill.snapshot.end)
         return self._announce(backfill, backfill.snapshot.end, purge_seqno)
+
+    def _drops_until(self, end: int) -> dict[int, int]:
+        """Returns the drops of collections in a backfill whose documents are not erased yet.
+
+        Changes that follow a backfill are sent as they were written. A consumer of durable writes
+        gets all documents: what it has prepared must be completed.
+        """
+        first = self._first_snapshot and self._output.sync_writes is None
+        if not first or self._bucket.manifest.uid == 0:
+            return {}
+        drops = self._bucket.drops_to_erase(self.vbucket)
+        return {collection: seqno for collection, seqno in drops.items() if seqno <= end}
 
     @property
     def _has_sync_writes(self) -> bool:
@@ -411,6 +427,9 @@ class ActiveStream:
         return last
 
     def _shaped(self, chunk: FrameChunk) -> StoredChanges:
+        chunk = without_dropped(chunk, self._dropped)
+        if not chunk.frames:
+            return StoredChanges(b"", 0, 0)
         try:
             return self._output.changes(
                 chunk.frames,
