@@ -39,6 +39,8 @@ LEVELS = [
 PATIENT = Durability(level=DurabilityLevel.MAJORITY, timeout_ms=60_000)
 IMPATIENT = Durability(level=DurabilityLevel.MAJORITY, timeout_ms=50)
 COPY = "n2"
+#: The copies of a vbucket by their places in the map.
+Row = tuple[int, int]
 
 
 @pytest.fixture
@@ -50,26 +52,35 @@ def node(tmp_path: Path) -> Iterator[TemporaryProducer]:
 def lead(node: TemporaryProducer, directory: Path) -> Talk:
     """The manager: gives the map, in which every vbucket has a copy on another node."""
     manager = manager_talk(node, directory)
-    nodes = tuple(NodeAddress("127.0.0.1", port, uuid=f"n{port}") for port in (1, 2))
-    told = ClusterConfig(rev=1, nodes=nodes, rows=((0, 1),) * 4, replicas=1, this_node=0)
-    config = bucket_json(told, "default")
-    manager.ask(kv.SetClusterConfig(bucket="default", epoch=1, revision=1, config=config))
+    give_map(manager, 1, (0, 1))
     renew(manager, renew(manager, 0))
     return manager
+
+
+def give_map(manager: Talk, rev: int, row: Row, then: Row | None = None) -> None:
+    """Gives a map in which every vbucket has the same row, and may be moving to another."""
+    nodes = tuple(NodeAddress("127.0.0.1", port, uuid=f"n{port}") for port in (1, 2, 3))
+    forward = () if then is None else (then,) * 4
+    told = ClusterConfig(
+        rev=rev, nodes=nodes, rows=(row,) * 4, forward=forward, replicas=1, this_node=0
+    )
+    config = bucket_json(told, "default")
+    given = kv.SetClusterConfig(bucket="default", epoch=1, revision=rev, config=config)
+    assert manager.ask(given).status is Status.SUCCESS
 
 
 class Replica(Talk):
     """The copy of a vbucket, on a connection of the cluster."""
 
-    def __init__(self, node: TemporaryProducer, directory: Path) -> None:
+    def __init__(self, node: TemporaryProducer, directory: Path, copy: str = COPY) -> None:
         talk = manager_talk(node, directory)
         self.__dict__ = talk.__dict__
         self.hello(Feature.COLLECTIONS, Feature.XATTR, Feature.SNAPPY, Feature.JSON)
-        self.open("replication", OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+        self.open(f"replication:{copy}", OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
         for name, value in (
             ("enable_noop", "true"),
             ("enable_sync_writes", "true"),
-            ("consumer_name", COPY),
+            ("consumer_name", copy),
         ):
             assert self.control(name, value).status is Status.SUCCESS
         self.send(m.StreamRequest(vbucket=VB, start=0, end=NO_END, opaque=77))
@@ -124,6 +135,43 @@ def test_a_write_is_seen_once_the_copy_acknowledged_it(
             assert (commit.prepared_seqno, commit.commit_seqno) == (prepare.seqno, answer.seqno)
             found = other.ask(kv.Get(vbucket=VB, key=b"k"))
             assert (found.value, found.cas) == (b"new", answer.cas)
+
+
+@pytest.mark.parametrize("first", ["now", "then"])
+def test_a_write_to_a_moving_vbucket_needs_a_majority_of_both_rows(
+    node: TemporaryProducer, tmp_path: Path, first: str
+) -> None:
+    with (
+        lead(node, tmp_path) as manager,
+        client(node) as writer,
+        Replica(node, tmp_path, "n2") as now,
+        Replica(node, tmp_path, "n3") as then,
+    ):
+        give_map(manager, 2, (0, 1), (0, 2))
+        one, other = (now, then) if first == "now" else (then, now)
+        writer.send(durable(IMPATIENT))
+        one.acknowledge(one.next().seqno)
+        assert writer.read().status is Status.SYNC_WRITE_AMBIGUOUS
+        assert isinstance(other.next(), m.Prepare)
+        assert isinstance(one.next(), m.Abort)
+        assert isinstance(other.next(), m.Abort)
+        writer.send(durable())
+        one.acknowledge(one.next().seqno)
+        other.acknowledge(other.next().seqno)
+        assert writer.read().status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("row", [(0, 1), (0, 2)], ids=["the old row", "the new row"])
+def test_a_write_needs_one_row_again_when_its_vbucket_has_moved_or_stays(
+    node: TemporaryProducer, tmp_path: Path, row: Row
+) -> None:
+    with lead(node, tmp_path) as manager, client(node) as writer:
+        give_map(manager, 2, (0, 1), (0, 2))
+        with Replica(node, tmp_path, f"n{row[1] + 1}") as replica:
+            writer.send(durable())
+            replica.acknowledge(replica.next().seqno)
+            give_map(manager, 3, row)
+            assert writer.read().status is Status.SUCCESS
 
 
 def test_a_write_whose_time_is_over_was_never_seen(node: TemporaryProducer, tmp_path: Path) -> None:

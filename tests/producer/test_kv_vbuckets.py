@@ -72,9 +72,23 @@ def test_a_topology_says_how_many_copies_a_durable_write_needs(desk: Desk) -> No
     assert copies is not None
     assert copies.are_enough
     assert not copies.have({"n2": 5}, 5)
-    assert copies.have({"n2": 5, "n4": 9}, 5)
+    assert not copies.have({"n2": 5, "n4": 9}, 5)
+    assert not copies.have({"n3": 5, "n4": 9}, 5)
+    assert copies.have({"n2": 5, "n3": 6, "n4": 9}, 5)
     desk.ask(kv.SetVBucket(vbucket=1, state=REPLICA))
     assert desk.node.topology is None
+
+
+def test_a_node_counts_for_the_chain_to_which_its_vbucket_moves_if_that_names_it(
+    desk: Desk,
+) -> None:
+    value = b'{"topology":[["n1","n2"],["n3","n1"]]}'
+    assert desk.ask(kv.SetVBucket(vbucket=1, state=ACTIVE, value=value)).status is Status.SUCCESS
+    copies = desk.node.topology
+    assert copies is not None
+    assert not copies.have({"n2": 5}, 5)
+    assert not copies.have({"n3": 5}, 5)
+    assert copies.have({"n2": 5, "n3": 5}, 5)
 
 
 @pytest.mark.parametrize(

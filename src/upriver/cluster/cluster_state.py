@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +71,9 @@ class ClusterState:
     lease: float = LEASE
     #: Vbuckets that are being handed over, and to which node.
     moves: tuple[tuple[int, str], ...] = ()
+    #: Vbuckets that are about to have other copies, and their next rows. A durable write needs a
+    #: majority of the copies of both rows, so that none is lost whichever of them counts.
+    next_rows: tuple[tuple[int, Row], ...] = ()
 
     @property
     def members(self) -> tuple[NodeEntry, ...]:
@@ -117,12 +120,22 @@ class ClusterState:
     def without_moves(self, vbuckets: Collection[int]) -> ClusterState:
         return replace(self, moves=tuple(m for m in self.moves if m[0] not in vbuckets))
 
+    def with_next_row(self, vbucket: int, row: Row) -> ClusterState:
+        """With the row that a vbucket is about to have."""
+        kept = (known for known in self.next_rows if known[0] != vbucket)
+        return replace(self, next_rows=(*kept, (vbucket, row)), rev=self.rev + 1)
+
+    def without_next_rows(self, vbuckets: Collection[int]) -> ClusterState:
+        kept = tuple(known for known in self.next_rows if known[0] not in vbuckets)
+        return self if kept == self.next_rows else replace(self, next_rows=kept, rev=self.rev + 1)
+
     def failed_over(self, name: str) -> ClusterState:
         """Without a node's copies; of each vbucket that it had the next one comes first."""
         rows = tuple(without(row, name) for row in self.rows)
         gone = replace(self.node(name), failed=True, leaving=False)
         moves = tuple(move for move in self.moves if move[1] != name)
-        return replace(self.with_rows(rows).with_node(gone), moves=moves)
+        # A failover ends a rebalance first, whose next rows may name the node.
+        return replace(self.with_rows(rows).with_node(gone), moves=moves, next_rows=())
 
     def maps(self, name: str, manifest_uid: int) -> tuple[bytes, bytes]:
         """The maps that a node hands out: the bucket's and the cluster's."""
@@ -131,15 +144,15 @@ class ClusterState:
             NodeAddress(self.host, node.port, http_port=node.http_port or None, uuid=node.name)
             for node in self.members
         )
-        rows = tuple(
-            tuple(_NOBODY if node is None else places[node] for node in row) for row in self.rows
-        )
+        next_rows = dict(self.next_rows)
+        moved = [next_rows.get(vb, row) for vb, row in enumerate(self.rows)] if next_rows else ()
         cluster = ClusterConfig(
             rev=self.rev,
             epoch=max(1, self.epoch),
             nodes=nodes,
             this_node=places[name],
-            rows=rows,
+            rows=_numbered(self.rows, places),
+            forward=_numbered(moved, places),
             replicas=self.replicas,
             cluster_name=self.cluster,
             cluster_uuid=self.cluster,
@@ -150,7 +163,12 @@ class ClusterState:
             uuid=self.bucket_uuid or None,
             manifest_uid=manifest_uid,
         )
-        return bucket, cluster_json(replace(cluster, rows=()))
+        return bucket, cluster_json(replace(cluster, rows=(), forward=()))
+
+
+def _numbered(rows: Iterable[Row], places: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    """Rows as a map has them: nodes by their places in its list."""
+    return tuple(tuple(_NOBODY if node is None else places[node] for node in row) for row in rows)
 
 
 def save(state: ClusterState, path: Path) -> None:
@@ -178,7 +196,8 @@ def load(path: Path) -> ClusterState:
         nodes = tuple(NodeEntry(**node) for node in stored.pop("nodes"))
         rows = tuple(tuple(row) for row in stored.pop("rows"))
         moves = tuple((int(vbucket), str(node)) for vbucket, node in stored.pop("moves", ()))
-        state = ClusterState(nodes=nodes, rows=rows, moves=moves, **stored)
+        next_rows = tuple((int(vb), tuple(row)) for vb, row in stored.pop("next_rows", ()))
+        state = ClusterState(nodes=nodes, rows=rows, moves=moves, next_rows=next_rows, **stored)
         _check(state)
     except (OSError, ValueError, TypeError, KeyError) as problem:
         raise ConfigError(f"{path} is no state of a cluster: {problem}") from None
@@ -189,10 +208,12 @@ def _check(state: ClusterState) -> None:
     names = {node.name for node in state.members}
     if not 1 <= len(state.nodes) <= MAX_NODES or not 1 <= len(state.rows) <= MAX_VBUCKETS:
         raise ValueError("its numbers of nodes and vbuckets are out of range")
-    for row in state.rows:
+    for row in (*state.rows, *(row for _, row in state.next_rows)):
         held = [node for node in row if node is not None]
         if len(row) != 1 + state.replicas or len(set(held)) != len(held) or not names >= set(held):
             raise ValueError(f"a vbucket has the copies {row}")
+    if not {vbucket for vbucket, _ in state.next_rows} <= set(range(len(state.rows))):
+        raise ValueError("a vbucket that there is not is about to move")
     for vbucket, node in state.moves:
         if not 0 <= vbucket < len(state.rows) or node not in names:
             raise ValueError(f"vbucket {vbucket} is being handed over to {node}")

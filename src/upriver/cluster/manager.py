@@ -23,7 +23,7 @@ from typing import Any, Final
 from .. import _entropy
 from ..consumer.transport.access import Access
 from ..consumer.transport.connection_string import Address
-from ..errors import AuthenticationFailed, Status, StatusError, UpriverError
+from ..errors import AuthenticationFailed, ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
 from . import cluster_state, node_files, reconcile
 from . import status_report as shown
@@ -103,7 +103,9 @@ class Manager:
     async def start(self) -> None:
         """Begins a new epoch and starts managing the nodes."""
         cluster = self._state.cluster or _entropy.token_hex(_CLUSTER_ID_BYTES)
-        self.keep(replace(self._state, cluster=cluster, epoch=self._state.epoch + 1))
+        # Moves of an earlier manager ended with it, and so do their next rows.
+        state = self._state.without_next_rows({vbucket for vbucket, _ in self._state.next_rows})
+        self.keep(replace(state, cluster=cluster, epoch=state.epoch + 1))
         logger.info("epoch %d begins", self._state.epoch)
         self._tasks = [
             asyncio.create_task(self._look_after()),
@@ -419,10 +421,28 @@ class Manager:
         self.touched.add(vbucket)
         self._woken.set()
 
+    async def announce(self, vbucket: int, row: Row) -> None:
+        """Saves the row that a vbucket is about to have, and sends it to the active copy.
+
+        When this returns, the active copy commits a durable write only if a majority of both rows
+        has it. The other nodes get the map with the next poll.
+        """
+        self.keep(self._state.with_next_row(vbucket, row))
+        source = self._state.rows[vbucket][0]
+        assert source is not None
+        if not self._links[source].rev:
+            await self.looked()  # a node that comes back is polled first
+        if not self._links[source].rev:
+            raise ConnectionFailed("has no map", "rebalance again when it answers", where=source)
+        await self._give_maps({source})
+
     def end_copies(self, vbucket: int) -> None:
+        """Ends what `begin_copies` and `announce` began, unless `commit` made it the row."""
         self._extra.pop(vbucket, None)
         self.touched.add(vbucket)
         self._woken.set()
+        if vbucket in dict(self._state.next_rows):
+            self.keep(self._state.without_next_rows({vbucket}))
 
     @contextlib.asynccontextmanager
     async def alone(self, vbucket: int, target: str) -> AsyncIterator[None]:
@@ -443,7 +463,8 @@ class Manager:
 
     async def commit(self, vbucket: int, row: Row) -> None:
         """Saves the new row of a vbucket and sends the new map to all nodes."""
-        self.keep(self._state.with_row(vbucket, row).without_moves({vbucket}))
+        state = self._state.without_moves({vbucket}).without_next_rows({vbucket})
+        self.keep(state.with_row(vbucket, row))
         await self._renew_maps()
 
     def flowing(self, target: str) -> set[int]:

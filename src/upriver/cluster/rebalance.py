@@ -1,6 +1,12 @@
 """Rebalance: moves vbuckets between nodes according to a plan.
 
-    copy where there is none ──caught up──> takeover, if the active one moves ──> note the new row
+    copy where there is none ──caught up──> announce the new row ──caught up──>
+        takeover, if the active one moves ──> note the new row
+
+While a new row is announced, the active copy commits a durable write only if a majority of the old
+row and a majority of the new one have it: whichever row counts when the active copy is lost, its
+replicas have what was acknowledged. What was acknowledged before is there when all copies of the
+new row have caught up once more.
 
 Each vbucket's move is noted as soon as it is done, and what is under way when a move is broken off
 leaves only copies that nobody counts on, so that a plan can be begun again at any time.
@@ -44,6 +50,7 @@ class Cluster(Protocol):
     def endpoint(self, name: str) -> Endpoint: ...
     def link(self, name: str) -> NodeLink: ...
     def begin_copies(self, vbucket: int, nodes: set[str]) -> None: ...
+    async def announce(self, vbucket: int, row: Row) -> None: ...
     def end_copies(self, vbucket: int) -> None: ...
     def alone(self, vbucket: int, target: str) -> AbstractAsyncContextManager[Any]: ...
     async def commit(self, vbucket: int, row: Row) -> None: ...
@@ -97,6 +104,10 @@ class Moving:
         try:
             cluster.begin_copies(vbucket, fresh)
             await self._caught_up(vbucket, source, fresh | ({target} - {source}))
+            if set(now) != set(then):
+                await cluster.announce(vbucket, then)
+                copies = {node for node in then if node is not None}
+                await self._caught_up(vbucket, source, copies - {source})
             if source == target:
                 await cluster.commit(vbucket, then)
             else:

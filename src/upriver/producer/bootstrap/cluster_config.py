@@ -88,6 +88,8 @@ class ClusterConfig:
     #: For each vbucket the node of its active copy and the nodes of its replicas, -1 for none. Each
     #: bucket may have other rows; without a bucket they are empty.
     rows: tuple[tuple[int, ...], ...] = ()
+    #: The rows to which vbuckets are moving, with those of all other vbuckets; empty while none is.
+    forward: tuple[tuple[int, ...], ...] = ()
     replicas: int = 0
     #: Name and uuid of the cluster. Clients label their metrics with them.
     cluster_name: str = ""
@@ -105,7 +107,9 @@ class ClusterConfig:
         if any(not node.hostname for node in self.nodes if node is not self.nodes[self.this_node]):
             raise ConfigError("a node other than the serving one has no hostname")
         copies = 1 + self.replicas
-        for row in set(self.rows):  # there are few different rows
+        if self.forward and len(self.forward) != len(self.rows):
+            raise ConfigError(f"{len(self.forward)} of {len(self.rows)} vbuckets have a next row")
+        for row in {*self.rows, *self.forward}:  # there are few different rows
             if len(row) != copies:
                 raise ConfigError(f"a vbucket has the copies {row}, which are not {copies}")
             if not _NOBODY <= min(row) <= max(row) < len(self.nodes):
@@ -155,6 +159,7 @@ def bucket_json(
                 "numReplicas": cluster_map.replicas,
                 "serverList": [node.address(node.kv_port) for node in cluster_map.nodes],
                 "vBucketMap": cluster_map.rows,
+                **({"vBucketMapForward": cluster_map.forward} if cluster_map.forward else {}),
             },
         }
     )

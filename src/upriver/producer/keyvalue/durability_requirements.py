@@ -9,7 +9,7 @@ of the copies, this node's own included, has acknowledged the prepare.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -29,6 +29,8 @@ _NOBODY: Final = -1
 #: at a time.
 _MOST_COPIES: Final = 4
 _MOST_CHAINS: Final = 2
+#: The nodes with the copies of a vbucket, None for a copy that no node holds.
+_Chain = Sequence[str | None]
 #: A vbuuid and a seqno, as in the responses to writes.
 _TOKEN_SIZE: Final = 16
 #: Commands that change a document, and so can be asked to be durable.
@@ -70,21 +72,40 @@ def parse_topology(value: bytes) -> CopyNames:
     """
     try:
         chains = json.loads(value)["topology"]
-        known = [_chain(chain) for chain in chains]
-        if not 1 <= len(known) <= _MOST_CHAINS:
-            raise ValueError(f"{len(known)} chains")
+        for chain in chains:
+            _check_chain(chain)
+        if not 1 <= len(chains) <= _MOST_CHAINS:
+            raise ValueError(f"{len(chains)} chains")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
         raise StoreRefusal(Status.INVALID, f"the topology cannot be read: {problem}") from None
-    return known[0] if len(known) == 1 else replace(known[0], future=known[1])
+    this = chains[0][0]
+    return _majorities(this, *chains)
 
 
-def _chain(chain: list[str | None]) -> CopyNames:
-    others = frozenset(name for name in chain[1:] if name is not None)
+def _check_chain(chain: Any) -> None:
     if not isinstance(chain, list) or not 1 <= len(chain) <= _MOST_COPIES:
         raise ValueError(f"a chain names 1 to {_MOST_COPIES} nodes")
-    if not all(isinstance(name, str) and name for name in (chain[0], *others)):
+    named = (chain[0], *(name for name in chain[1:] if name is not None))
+    if not all(isinstance(name, str) and name for name in named):
         raise ValueError("a chain consists of names")
-    return CopyNames(others, len(chain) // 2)
+
+
+def _majorities(this: str, now: _Chain, future: _Chain | None = None) -> CopyNames:
+    """Returns what a node needs for a majority of a vbucket's copies, and of its future ones.
+
+    The node serves the vbucket, and so counts as one of its copies now, even if its map is not yet
+    that of a takeover. It counts as a future one only if it is to be one: the first name of that
+    chain may be another node, which must acknowledge like the others.
+    """
+    copies = CopyNames(_others(this, now), len(now) // 2)
+    if future is None or (len(future), set(future)) == (len(now), set(now)):
+        return copies
+    needed = len(future) // 2 + 1 - (this in future)
+    return replace(copies, future=CopyNames(_others(this, future), needed))
+
+
+def _others(this: str, chain: _Chain) -> frozenset[str]:
+    return frozenset(name for name in chain if name is not None and name != this)
 
 
 def level_of(wanted: Durability) -> int:
@@ -101,18 +122,20 @@ def durability_of(request: Request) -> Durability | None:
 
 
 def copy_names(config: bytes) -> tuple[CopyNames, ...]:
-    """Returns the copies of each vbucket by node name. Empty if the cluster map names none."""
+    """Returns the copies of each vbucket by node name. Empty if the cluster map names none.
+
+    While vbuckets move, ``vBucketMapForward`` has the rows that are next.
+    """
     try:
         terse: dict[str, Any] = json.loads(config)
-        nodes = [node["nodeUUID"] for node in terse["nodesExt"]]
-        this = next(place for place, node in enumerate(terse["nodesExt"]) if node.get("thisNode"))
+        this = next(node["nodeUUID"] for node in terse["nodesExt"] if node.get("thisNode"))
         rows = terse["vBucketServerMap"]["vBucketMap"]
+        forward = terse["vBucketServerMap"].get("vBucketMapForward", rows)
+        names: dict[int, str | None] = {_NOBODY: None}
+        names.update(enumerate(node["nodeUUID"] for node in terse["nodesExt"]))
         return tuple(
-            CopyNames(
-                frozenset(nodes[place] for place in row if place not in (_NOBODY, this)),
-                len(row) // 2,  # a majority of all copies, with this node
-            )
-            for row in rows
+            _majorities(this, [names[place] for place in row], [names[place] for place in future])
+            for row, future in zip(rows, forward, strict=True)
         )
     except (ValueError, KeyError, TypeError, IndexError, StopIteration, RecursionError):
         return ()
