@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -462,6 +465,36 @@ def test_a_lease_that_has_ended_is_renewed_or_succeeded(
     monkeypatch.undo()
     with held_lease(storage) as third:
         assert not third.took_over
+
+
+def leased_elsewhere(until: float) -> dict[str, object]:
+    return {"host": "another", "boot": "", "pid": 1, "started": "1", "token": "", "until": until}
+
+
+def test_a_lease_of_a_dead_host_whose_clock_was_ahead_is_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage.parse(tmp_path)
+    content = json.dumps(leased_elsewhere(time.time() + 3600)).encode()
+    storage.put(f"_upriver/lease/{7:020}.json", content)
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
+    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
+    with held_lease(storage) as lease:
+        assert (lease.number, lease.took_over) == (8, True)
+
+
+def test_a_lease_that_is_renewed_is_not_succeeded_whatever_its_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = itertools.count(time.time() + 3600)
+    monkeypatch.setattr(lease_module, "_newest", lambda _: (7, leased_elsewhere(next(ends))))
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
+    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
+    with (
+        pytest.raises(ConfigError, match="process 1 of another"),
+        held_lease(Storage.parse(tmp_path)),
+    ):
+        pass
 
 
 def test_a_lease_is_lost_however_many_came_after_it(

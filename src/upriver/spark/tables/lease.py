@@ -2,7 +2,8 @@
 
 A lease is a file ``_upriver/lease/N.json``, created only if nobody else has created it; the one
 with the greatest number counts. Its holder writes a later end into it every few seconds. A lease
-that has ended, or whose process is known to be dead, is succeeded by the next number.
+that has ended, that was watched for as long as it lasts and not renewed, or whose process is known
+to be dead, is succeeded by the next number.
 
 The number is in every commit. A writer that finds a greater one in the table or beside it has lost
 its lease and commits nothing any more. Whoever takes over a lease that was not given back makes a
@@ -137,16 +138,20 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
 
 def _acquired(storage: Storage, token: str, patience: float) -> Lease:
     deadline = time.monotonic() + patience
+    seen: tuple[int, dict[str, Any]] | None = None
     while True:
-        number, holder = _newest(storage)
+        newest = number, holder = _newest(storage)
+        now = time.monotonic()
+        if newest != seen:
+            seen, since = newest, now
         left = float(holder.get("until", 0.0)) - time.time() if holder else 0.0
-        if holder and left > 0 and not _is_dead(holder):
-            if _is_here(holder) or time.monotonic() >= deadline or left > 2 * DURATION:
+        # a holder whose clock is ahead has written a late end: what shows its life is renewing
+        if left > 0 and now - since < DURATION and not _is_dead(holder):
+            if _is_here(holder) or now >= deadline:
                 raise ConfigError(
                     f"another pipeline is running on {storage.url}: process {holder.get('pid')} "
                     f"of {holder.get('host')}, lease {number}; stop it first"
                 )
-            # whoever holds it may have died with its machine: then it is not renewed
             time.sleep(min(left, _RENEWED_AFTER))
             continue
         took_over = number > 0 and holder.get("until") != 0
