@@ -26,7 +26,14 @@ FOLLOWED = [
 #: Those that start Spark several times, and so take a minute or more.
 _LONG = {
     DOCS / "how-to" / f"{name}.md"
-    for name in ("declarative-pipelines", "history-table", "schema-change", "spark-cluster")
+    for name in (
+        "declarative-pipelines",
+        "history-table",
+        "other-databases",
+        "reading-the-table",
+        "schema-change",
+        "spark-cluster",
+    )
 }
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

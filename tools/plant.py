@@ -363,7 +363,7 @@ FAULTS = (
     Fault(
         "a lease that another driver holds is taken",
         "upriver.spark.tables.lease",
-        "        if holder and left > 0 and not _is_dead(holder):\n",
+        "        if left > 0 and now - since < DURATION and not _is_dead(holder):\n",
         "        if False:\n",
         "table",
     ),
