@@ -77,7 +77,7 @@ soak: environment ## one server under traffic for 15 minutes, and what grows; MI
 
 bench: environment ## run the benchmarks; results belong in benchmarks/RESULTS.md
 	@for script in benchmarks/[a-z]*.py; do \
-	  case $$script in benchmarks/machine.py) ;; *) echo "== $$script"; $(BIN)/python $$script || exit 1;; esac; done
+	  case $$script in benchmarks/machine.py|benchmarks/processes.py) ;; *) echo "== $$script"; $(BIN)/python $$script || exit 1;; esac; done
 
 docs: environment $(VENV)/.docs-installed ## build the documentation into build/site
 	@$(BIN)/python tools/reference.py --check
