@@ -92,7 +92,8 @@ def _empty_disk(world: World, which: int, seconds: float, amount: int) -> None:
 
 def _in_bucket(world: World, which: int, act: Callable[[Bucket], object]) -> bool:
     """Calls a node's own function in its process; False if it is down, or its disk is full."""
-    node, bucket = _node(world, which), _node(world, which).bucket
+    node = _node(world, which)
+    bucket = node.bucket
     if bucket is None or node.process is None:
         return False
     with suppress(StoreError):
