@@ -115,7 +115,7 @@ FAULTS = (
     Fault(
         "a rollback looks one version back only",
         "upriver.store.rollback",
-        "                if frame_seqno(version) > seqno:\n                    "
+        "                if canonical.seqno_of(version) > seqno:\n                    "
         "newer.append(version)\n                else:",
         "                if True:",
     ),

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model import StreamEndReason, VBucketState
+from ..wire import canonical
 from ..wire import messages as m
 from ..wire.columns import Part, Selection, patch_opaque, select
 from ..wire.dialects import Dcp, Dialect, SnapshotStyle
 from ..wire.framing import packet_length
-from ..wire.header import HEADER_SIZE
 from ..wire.names import MarkerFlag, OsoFlag
 from ..wire.numbers import DRAFT_STATES
 from ..wire.prepares import is_hidden
@@ -242,15 +242,11 @@ class StreamOutput:
         def send(run: list[bytes]) -> None:
             nonlocal count, last
             joined = b"".join(run)
-            seqno = _seqno_at(run[-1], 0)
-            sent = self.changes(joined, seqno, skip_deletions=skip_deletions)
+            sent = self.changes(joined, canonical.seqno_of(run[-1]), skip_deletions=skip_deletions)
             pieces.append(sent.packets)
             count, last = count + sent.count, max(last, sent.last_seqno)
 
-        at = 0
-        while at < len(frames):
-            end = at + (packet_length(frames, at) or len(frames))
-            frame, at = frames[at:end], end
+        for frame in canonical.frames_in(frames):
             hidden = is_hidden(frame)
             special = None if self.sync_writes is None else self.sync_writes.packet(frame)
             if special is None:
@@ -261,7 +257,7 @@ class StreamOutput:
                 send(ordinary)
                 ordinary = []
             pieces.append(special)
-            count, last = count + 1, max(last, _seqno_at(frame, 0))
+            count, last = count + 1, max(last, canonical.seqno_of(frame))
         if ordinary:
             send(ordinary)
         return StoredChanges(b"".join(pieces), count, last)
@@ -285,16 +281,13 @@ class StreamOutput:
     def _written(self, frames: bytes, skip_deletions: bool) -> StoredChanges:
         """Encodes stored frames one by one."""
         packets: list[bytes] = []
-        last = at = 0
-        while at < len(frames):
-            end = at + (packet_length(frames, at) or len(frames))
-            packet = self._writer.packet(frames[at:end], skip_deletions=skip_deletions)
+        last = 0
+        for frame in canonical.frames_in(frames):
+            packet = self._writer.packet(frame, skip_deletions=skip_deletions)
             if packet is not None:
                 packets.append(packet)
-                last = at
-            at = end
-        seqno = _seqno_at(frames, last) if packets else 0
-        return StoredChanges(b"".join(packets), len(packets), seqno)
+                last = canonical.seqno_of(frame)
+        return StoredChanges(b"".join(packets), len(packets), last)
 
 
 _EVERYTHING: Final = ~Part.DATATYPE & Part(sum(Part))
@@ -316,8 +309,3 @@ def _parts(shape: Shape, dialect: Dialect, *, events: bool) -> Part:
         Part.EVENTS: events,
     }
     return Part(sum(part for part, wanted in chosen.items() if wanted))
-
-
-def _seqno_at(frames: bytes, at: int) -> int:
-    """Returns the seqno of the stored frame at an offset: the first field of its extras."""
-    return int.from_bytes(frames[at + HEADER_SIZE : at + HEADER_SIZE + 8], "big")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import StoreRefusal
+from ..wire import canonical
 from .open_bucket import Core
 from .rocksdb_layout import (
     NO_COLLECTION,
@@ -17,7 +18,6 @@ from .rocksdb_layout import (
     StoredRecord,
     collection_of,
     due_key,
-    frame_seqno,
     vbucket_key,
     vbucket_range,
 )
@@ -64,7 +64,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
             yield f"{path!r} is known by key at seqno {seqno}, which is not there"
     for at, entry in engine.history.scan(vbucket_range(vbucket)):
         counted.history_bytes += len(entry)
-        if frame_seqno(entry[4:]) >= int.from_bytes(at[2:]):
+        if canonical.seqno_of(entry[4:]) >= int.from_bytes(at[2:]):
             yield f"the change at seqno {int.from_bytes(at[2:])} replaced a later one"
     yield from _high_problems(group, vbucket, highs)
     for name in ("items", "tombstones", "history_bytes"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..wire import canonical, prepares
 from ..wire.canonical import CanonicalChange
 from .rocksdb import Database
-from .rocksdb_layout import StoredRecord, frame_seqno, seqno_key, vbucket_key, vbucket_range
+from .rocksdb_layout import StoredRecord, seqno_key, vbucket_key, vbucket_range
 from .rollback import versions_in
 
 
@@ -23,7 +23,7 @@ def versions(engine: Database, vbucket: int, key: bytes) -> Iterator[CanonicalCh
     frame = engine.seqnos.get(seqno_key(vbucket, StoredRecord.load(raw).seqno))
     while frame is not None:
         yield canonical.parse(frame)
-        entry = engine.history.get(seqno_key(vbucket, frame_seqno(frame))) or b""
+        entry = engine.history.get(seqno_key(vbucket, canonical.seqno_of(frame))) or b""
         replaced = (one for one in versions_in(entry) if not prepares.is_hidden(one))
         frame = next(replaced, None)
 

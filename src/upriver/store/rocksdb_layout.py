@@ -49,13 +49,6 @@ PREPARE_COLLECTION: Final = 2
 #: For changes that belong to no collection: events of scopes, prepares and aborts.
 NO_COLLECTION: Final = -1
 
-_HEADER_SIZE: Final = 24
-_KEY_LENGTHS = struct.Struct(
-    ">2x"
-    "H"  # key length
-    "B"  # extras length
-)
-_U64 = struct.Struct(">Q")
 _SEQNO_KEY = struct.Struct(
     ">"
     "H"  # vbucket
@@ -304,19 +297,6 @@ def prepared_path(path: bytes) -> bytes:
 def document_path(path: bytes) -> bytes:
     """Returns the path in keys of the document of a prepare or an abort."""
     return path[:_PATH_KEY_AT] + path[_PATH_KEY_AT + len(_OF_PREPARES) :]
-
-
-def frame_seqno(frame: bytes) -> int:
-    """Returns the seqno of any stored frame: the first field of its extras."""
-    seqno: int = _U64.unpack_from(frame, _HEADER_SIZE)[0]
-    return seqno
-
-
-def frame_key(frame: bytes) -> bytes:
-    """Returns the prefixed key of a document's stored frame."""
-    key_length, extras_length = _KEY_LENGTHS.unpack_from(frame)
-    at = _HEADER_SIZE + extras_length
-    return frame[at : at + key_length]
 
 
 def record_of(frame: bytes) -> StoredRecord:

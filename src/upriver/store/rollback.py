@@ -10,10 +10,9 @@ there the only exact result is seqno 0, an empty vbucket.
 from __future__ import annotations
 
 from ..model import FailoverLog, Snapshot, VBucketState
-from ..wire import prepares
-from ..wire.framing import packet_length
+from ..wire import canonical, prepares
 from .manifest import Manifest, events_between
-from .rocksdb_layout import collection_of, frame_seqno, seqno_key, vbucket_range
+from .rocksdb_layout import collection_of, seqno_key, vbucket_range
 from .vbucket import Standing, new_vbuuid
 from .writes import system_events
 from .writes.write_group import Group
@@ -69,10 +68,10 @@ def _undo(group: Group, vbucket: int, seqno: int) -> None:
         group.remove(vbucket, progress, path, system_events.record_for(frame))
         newer = [frame]
         while newer:
-            entry = group.engine.history.get(seqno_key(vbucket, frame_seqno(newer.pop())))
+            entry = group.engine.history.get(seqno_key(vbucket, canonical.seqno_of(newer.pop())))
             progress.history_bytes -= len(entry or b"")
             for version in versions_in(entry or b""):
-                if frame_seqno(version) > seqno:
+                if canonical.seqno_of(version) > seqno:
                     newer.append(version)
                 else:
                     restored.append((system_events.path_of(vbucket, version), version))
@@ -87,18 +86,13 @@ def _undo(group: Group, vbucket: int, seqno: int) -> None:
 
 def versions_in(entry: bytes) -> list[bytes]:
     """Returns what a change replaced: a version of its document, a prepare, or both."""
-    found, at = [], _TIME_SIZE
-    while at < len(entry):
-        end = at + (packet_length(entry, at) or len(entry))
-        found.append(entry[at:end])
-        at = end
-    return found
+    return list(canonical.frames_in(entry[_TIME_SIZE:]))
 
 
 def committed_seqno(entry: bytes) -> int | None:
     """Returns the seqno of the prepare in a history entry; None if its change was no commit."""
     last = versions_in(entry)[-1:]
-    return next((frame_seqno(one) for one in last if prepares.is_prepare(one)), None)
+    return next((canonical.seqno_of(one) for one in last if prepares.is_prepare(one)), None)
 
 
 def _hidden_at(
@@ -110,9 +104,9 @@ def _hidden_at(
     visible = hidden = 0
     for _, version in restored:
         if prepares.is_hidden(version):
-            hidden = max(hidden, frame_seqno(version))
+            hidden = max(hidden, canonical.seqno_of(version))
         else:
-            visible = max(visible, frame_seqno(version))
+            visible = max(visible, canonical.seqno_of(version))
     below = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
     for key, frame in group.engine.seqnos.scan_back(below):
         at = int.from_bytes(key[2:])
@@ -138,7 +132,7 @@ def _highs_at(
     for path, version in restored:
         collection = collection_of(path)
         if collection in sought:
-            highs[collection] = max(highs[collection], frame_seqno(version))
+            highs[collection] = max(highs[collection], canonical.seqno_of(version))
     below = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
     for key, frame in group.engine.seqnos.scan_back(below):
         at = int.from_bytes(key[2:])

@@ -15,8 +15,9 @@ from typing import Final, Protocol, Self
 
 from ..errors import StoreClosed, StoreDamaged
 from ..model import Snapshot
+from ..wire import canonical
 from .rocksdb import Database, FrozenRange
-from .rocksdb_layout import frame_seqno, vbucket_range
+from .rocksdb_layout import vbucket_range
 
 #: Large enough that joining costs little per frame, and small enough for a processor cache.
 DEFAULT_CHUNK: Final = 256 * 1024
@@ -44,7 +45,7 @@ class Backfill:
         if changes.last is None:
             self.snapshot = Snapshot(start_seqno, start_seqno)
         else:
-            self.snapshot = Snapshot(start_seqno + 1, frame_seqno(changes.last[1]))
+            self.snapshot = Snapshot(start_seqno + 1, canonical.seqno_of(changes.last[1]))
         self._path = path
         self._position = start_seqno
         self._lock = threading.Lock()
@@ -83,7 +84,7 @@ class Backfill:
                 if room <= 0:
                     break
             if frames:
-                self._position = frame_seqno(frames[-1])
+                self._position = canonical.seqno_of(frames[-1])
                 return FrameChunk(b"".join(frames), len(frames), self._position)
         if self._position < self.snapshot.end:
             # The iterator ends silently at a block that it cannot read.

@@ -11,11 +11,13 @@ every write; `Dcp(collections=True)` decodes and encodes the same bytes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ..model import Op
 from . import leb128
 from .dialects.dcp import Dcp
+from .framing import packet_length
 from .header import HEADER_SIZE, REQUEST, STORED_HEADER
 from .names import Command
 
@@ -27,10 +29,12 @@ __all__ = [
     "CanonicalChange",
     "deletion",
     "expiration",
+    "frames_in",
     "is_event",
     "key_of",
     "mutation",
     "parse",
+    "seqno_of",
 ]
 
 #: The offset of the opaque, which a stream overwrites.
@@ -66,6 +70,7 @@ _DELETION = struct.Struct(
 _EXPIRATION = struct.Struct(
     ">" + STORED_HEADER + _SEQNOS + "I"  # delete time
 )
+_SEQNO = struct.Struct(">Q")
 _pack_mutation = _MUTATION.pack
 _MUTATION_OPCODE: Final = _OPCODES[Command.MUTATION]
 _DELETION_OPCODE: Final = _OPCODES[Command.DELETION]
@@ -172,6 +177,21 @@ def _removal(
         REQUEST, opcode, len(key), extras, datatype, vbucket, body, cas, seqno, rev, delete_time
     )
     return head + key + value
+
+
+def frames_in(frames: bytes) -> Iterator[bytes]:
+    """Stored frames that were joined, one by one."""
+    at = 0
+    while at < len(frames):
+        end = at + (packet_length(frames, at) or len(frames))
+        yield frames[at:end]
+        at = end
+
+
+def seqno_of(frame: bytes) -> int:
+    """The seqno of any stored frame, or of the first one: the first field of the extras."""
+    seqno: int = _SEQNO.unpack_from(frame, HEADER_SIZE)[0]
+    return seqno
 
 
 def is_event(frame: bytes) -> bool:

@@ -24,7 +24,7 @@ from ...session.stream_states import PRODUCER, next_state
 from ...session.stream_states import ProducerEvent as Event
 from ...session.stream_states import ProducerState as State
 from ...store import Backfill, Bucket, FrameChunk
-from ...wire.header import HEADER_SIZE
+from ...wire import canonical
 from ...wire.names import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
 from .dropped_documents import without_dropped
@@ -355,7 +355,7 @@ class ActiveStream:
         self._backfill = backfill
         if not self._first_snapshot and self.state is State.BACKFILLING:
             self._move(Event.CAUGHT_UP)  # changes written since the backfill are the tail
-        start = int.from_bytes(chunk.frames[HEADER_SIZE : HEADER_SIZE + 8], "big")
+        start = canonical.seqno_of(chunk.frames)
         if self._first_snapshot:
             start = min(self._accepted.snapshot.start, start)
         if self._out_of_order is not OutOfOrder.NO:

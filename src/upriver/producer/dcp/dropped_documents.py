@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from ...store import FrameChunk
 from ...wire import canonical, leb128
-from ...wire.framing import packet_length
-from ...wire.header import HEADER_SIZE
 from ...wire.prepares import is_hidden
 
 
@@ -22,24 +20,15 @@ def without_dropped(chunk: FrameChunk, dropped: Mapping[int, int]) -> FrameChunk
     ``dropped`` has the seqno of the drop by collection. If all frames are left out, the last seqno
     of the result is 0.
     """
-    frames = chunk.frames
-    if not dropped or _seqno(frames) > max(dropped.values()):
+    if not dropped or canonical.seqno_of(chunk.frames) > max(dropped.values()):
         return chunk
-    kept: list[bytes] = []
-    at = 0
-    while at < len(frames):
-        end = at + (packet_length(frames, at) or len(frames))
-        frame, at = frames[at:end], end
-        if canonical.is_event(frame) or is_hidden(frame):
-            kept.append(frame)
-            continue
-        collection, _ = leb128.decode(canonical.key_of(frame))
-        if _seqno(frame) > dropped.get(collection, 0):
-            kept.append(frame)
-    last = _seqno(kept[-1]) if kept else 0
+    kept = [frame for frame in canonical.frames_in(chunk.frames) if _stays(frame, dropped)]
+    last = canonical.seqno_of(kept[-1]) if kept else 0
     return FrameChunk(b"".join(kept), len(kept), last)
 
 
-def _seqno(frame: bytes) -> int:
-    """Returns the seqno of the first stored frame: the first field of its extras."""
-    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 8])
+def _stays(frame: bytes, dropped: Mapping[int, int]) -> bool:
+    if canonical.is_event(frame) or is_hidden(frame):
+        return True
+    collection, _ = leb128.decode(canonical.key_of(frame))
+    return canonical.seqno_of(frame) > dropped.get(collection, 0)

@@ -13,7 +13,6 @@ from ...store import Applied, Bucket, RecordKind, TouchDocument, document_key
 from ...wire import canonical
 from ...wire import kv_messages as kv
 from ...wire.canonical import CanonicalChange
-from ...wire.framing import packet_length
 from ...wire.messages import Request, Response
 from ...wire.names import Feature
 from ...wire.prepares import is_hidden
@@ -126,10 +125,7 @@ def _scattered(bucket: Bucket) -> Iterator[CanonicalChange]:
 
 
 def _changes(frames: bytes) -> Iterator[CanonicalChange]:
-    at = 0
-    while (size := packet_length(frames, at)) is not None:
-        frame = frames[at : at + size]
-        at += size
+    for frame in canonical.frames_in(frames):
         if not canonical.is_event(frame) and not is_hidden(frame):
             yield canonical.parse(frame)
 

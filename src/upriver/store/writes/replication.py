@@ -17,7 +17,6 @@ from ..rocksdb_layout import (
     SYSTEM_COLLECTION,
     RecordKind,
     StoredRecord,
-    frame_key,
     record_of,
     vbucket_key,
 )
@@ -117,7 +116,7 @@ def replicate(group: Group, change: Replicate) -> Applied:
     if event is not None:
         group.event(vbucket, event, seqno=record.seqno)
         return Applied(vbucket, record.seqno, record.cas)
-    key = frame_key(frame)
+    key = canonical.key_of(frame)
     _check_collection(key)
     path = vbucket_key(vbucket) + key
     if prepares.is_prepare(frame):

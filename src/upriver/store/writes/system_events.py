@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Final
 
 from ...errors import DecodeError, Status, StoreRefusal
+from ...wire import canonical, prepares
 from ...wire import messages as m
-from ...wire import prepares
-from ...wire.canonical import STORED_OPCODES, is_event
 from ...wire.dialects.dcp import Dcp
 from ...wire.header import REQUEST
 from ..manifest import Event
@@ -21,8 +20,6 @@ from ..rocksdb_layout import (
     RecordKind,
     StoredRecord,
     event_key,
-    frame_key,
-    frame_seqno,
     prepared_path,
     record_of,
     vbucket_key,
@@ -67,7 +64,7 @@ def is_canonical(frame: bytes, vbucket: int) -> bool:
     magic, opcode, frame_vbucket, body, opaque = _HEAD.unpack_from(frame)
     return (
         magic == REQUEST
-        and (opcode in STORED_OPCODES or prepares.is_prepare(frame))
+        and (opcode in canonical.STORED_OPCODES or prepares.is_prepare(frame))
         and frame_vbucket == vbucket
         and body == len(frame) - _SEQNO_AT
         and opaque == 0
@@ -96,18 +93,17 @@ def key_of(vbucket: int, event: Event) -> bytes:
 
 def path_of(vbucket: int, frame: bytes) -> bytes:
     """Returns the path of any stored frame in the column family ``keys``."""
-    if is_event(frame):
+    if canonical.is_event(frame):
         return key_of(vbucket, decode(frame))
-    path = vbucket_key(vbucket) + frame_key(frame)
+    path = vbucket_key(vbucket) + canonical.key_of(frame)
     return prepared_path(path) if prepares.is_hidden(frame) else path
 
 
 def record_for(frame: bytes) -> StoredRecord:
     """Returns the record of any stored frame, with vbucket counts of 0."""
-    if is_event(frame):
-        return StoredRecord(
-            frame_seqno(frame), 0, 0, int(decode(frame).created), 0, RecordKind.EVENT, 0, 0, 0, 0
-        )
+    if canonical.is_event(frame):
+        seqno, created = canonical.seqno_of(frame), int(decode(frame).created)
+        return StoredRecord(seqno, 0, 0, created, 0, RecordKind.EVENT, 0, 0, 0, 0)
     if prepares.is_prepare(frame):
         one = prepares.parse_prepare(frame)
         return StoredRecord(
