@@ -27,7 +27,7 @@ from typing import Any
 from machine import machine_line
 from producer import RECEIVE, VALUE, key
 
-from upriver.cluster import cluster_start, cluster_state, manager_api
+from upriver.cluster import cluster_start, cluster_state, control_socket
 from upriver.consumer import Consumer
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.access import Access
@@ -64,7 +64,7 @@ class Cluster:
         self._directory = directory
 
     def lines(self, command: str, node: str = "") -> Iterator[dict[str, object]]:
-        return manager_api.call(self._directory, command, node)
+        return control_socket.call(self._directory, command, node)
 
     def run(self, command: str, node: str = "") -> None:
         for _ in self.lines(command, node):

@@ -15,7 +15,7 @@ import pytest
 
 import upriver
 from upriver.settings.all_settings import CHANGELOG, HISTORY, MIRROR, READ
-from upriver.settings.pipeline_options import ChangelogOptions, HistoryOptions, MirrorOptions
+from upriver.settings.option_types import ChangelogOptions, HistoryOptions, MirrorOptions
 from upriver.settings.setting import Setting, Use, snake
 from upriver.spark.tables.settings import _NOT_FOR_MIRRORS
 

@@ -58,38 +58,38 @@ NOT_FOUND_YET = frozenset(
 FAULTS = (
     Fault(
         "a commit is not synced",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "self.engine.write(group.batch, sync=self._sync)",
         "self.engine.write(group.batch, sync=False)",
     ),
     Fault(
         "no new branch after a power failure without syncs",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "if salvage or (not clean and durability is SyncMode.RELAXED):",
         "if salvage:",
     ),
     Fault(
         "writes go on after a failed write",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "            if self._failure is not None:\n                self._recover(self._failure)\n"
         "            with",
         "            with",
     ),
     Fault(
         "files are opened again and not read",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "            known.standing, known.progress = found.standing, found.progress\n",
         "",
     ),
     Fault(
         "a failed write is denied",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "error.is_ambiguous = True",
         "error.is_ambiguous = False",
     ),
     Fault(
         "commits are not told to streams",
-        "upriver.store.open_bucket",
+        "upriver.store.bucket_core",
         "            self._notify({vbucket: progress.high for vbucket, progress in "
         "group.progress.items()})",
         "            pass",
@@ -444,7 +444,7 @@ FAULTS = (
     ),
     Fault(
         "compaction commits over a batch",
-        "upriver.spark.tables.upkeep.table_care",
+        "upriver.spark.tables.upkeep.table_maintenance",
         "                except Conflict:\n                    table.refresh()\n"
         "                    continue\n                size =",
         "                except Conflict:\n                    table.refresh()\n"

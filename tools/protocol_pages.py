@@ -21,9 +21,9 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
 from upriver.wire.dialects.draft002 import BODIES, OPCODE_NAMES
 from upriver.wire.dissect import dissect
+from upriver.wire.enum_codes import Codes
 from upriver.wire.layout import Cas, KeyRule, Layout, Record, Slot, datatype_name
 from upriver.wire.names import Command, DurabilityLevel, OsoFlag
-from upriver.wire.numbers import Codes
 
 __all__ = ["pages"]
 

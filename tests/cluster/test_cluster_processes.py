@@ -16,7 +16,7 @@ from localcluster import LocalCluster, MapClient, assert_copies_equal, eventuall
 from serverkit import SECRET, users_file
 from talk import Talk
 
-from upriver.cluster.manager_api import call
+from upriver.cluster.control_socket import call
 from upriver.consumer import Access, Consumer
 from upriver.consumer.changes import changes_of
 from upriver.errors import ConfigError, ConnectionFailed, Status

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually, is_open
 
-from upriver.cluster import manager_api
+from upriver.cluster import control_socket
 from upriver.errors import ConfigError, UpriverError
 
 VBUCKETS = 8
@@ -61,7 +61,7 @@ class Aside:
     def __init__(self, cluster: LocalCluster, name: str, node: str = "") -> None:
         self.error: UpriverError | None = None
         self.begun = threading.Event()
-        self._lines = manager_api.call(cluster.directory, name, node)
+        self._lines = control_socket.call(cluster.directory, name, node)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert self.begun.wait(ENDLESS)
@@ -176,7 +176,7 @@ def test_a_manager_that_is_stopped_is_named(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = json.loads((cluster.directory / "manager.json").read_text())["pid"]
-    monkeypatch.setattr(manager_api, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(control_socket, "_SILENCE_SECONDS", 0.5)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ConfigError, match=f"does not answer: continue its process {pid}"):

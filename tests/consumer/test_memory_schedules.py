@@ -26,7 +26,7 @@ from upriver.session.consumer_events import (
     StreamRefused,
 )
 from upriver.session.consumer_session import ConsumerSession
-from upriver.session.open_connection import Opening, open_connection
+from upriver.session.dcp_open import Opening, open_connection
 from upriver.session.stream_position import Position
 from upriver.testing import MemoryLink, MemoryProducer
 from upriver.wire import canonical

@@ -24,9 +24,9 @@ from upriver.errors import ConfigError, Status, StoreRefusal
 from upriver.escaping import escaped
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import Role
-from upriver.producer.connections import buffer_budget, file_descriptors
-from upriver.producer.connections.buffer_budget import SMALL
+from upriver.producer.connections import file_descriptors, memory_limit
 from upriver.producer.connections.file_descriptors import RESERVE, room_for_connections
+from upriver.producer.connections.memory_limit import SMALL
 from upriver.producer.connections.send_buffer import _without_value
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store
@@ -130,7 +130,7 @@ def test_who_waits_for_room_gets_it_when_another_is_done() -> None:
 
 
 def test_who_holds_room_and_does_not_use_it_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_budget, "_PATIENCE", 0.3)
+    monkeypatch.setattr(memory_limit, "_PATIENCE", 0.3)
     settings = ServerSettings(buffer_memory=BODY + MIB, max_body=BODY)
     with (
         TemporaryProducer(vbuckets=1, settings=settings) as producer,

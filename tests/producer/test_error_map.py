@@ -9,7 +9,7 @@ import pytest
 
 from upriver.errors import Status
 from upriver.producer.bootstrap.error_map import ERRORS, error_map
-from upriver.wire.numbers import STATUSES
+from upriver.wire.enum_codes import STATUSES
 
 #: Every attribute that clients know.
 VERSION_1 = {

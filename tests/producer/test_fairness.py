@@ -17,8 +17,12 @@ from talk import Talk
 
 from upriver.errors import Status, StoreRefusal
 from upriver.producer.connections import thread_pools
+from upriver.producer.connections.connection_scheduler import (
+    TURN_PACKETS,
+    ConnectionScheduler,
+    Load,
+)
 from upriver.producer.connections.thread_pools import ThreadPools
-from upriver.producer.connections.turn_scheduler import TURN_PACKETS, Load, TurnScheduler
 from upriver.producer.keyvalue import BackgroundWork, Blocking
 from upriver.producer.keyvalue.dispatch import _HANDLERS
 from upriver.producer.keyvalue.request_context import Call
@@ -125,7 +129,7 @@ class _Timed:
 
     def __init__(self, clock: _Clock, seconds: float, *, asks: bool = False) -> None:
         self._clock, self._seconds, self._asks = clock, seconds, asks
-        self.scheduler: TurnScheduler | None = None
+        self.scheduler: ConnectionScheduler | None = None
         self.turns = 0
 
     def work(self, until: float) -> bool:
@@ -138,8 +142,8 @@ class _Timed:
     def failed(self) -> None: ...
 
 
-def _scheduler(clock: _Clock) -> TurnScheduler:
-    return TurnScheduler(cast("asyncio.AbstractEventLoop", clock), used=clock.time)
+def _scheduler(clock: _Clock) -> ConnectionScheduler:
+    return ConnectionScheduler(cast("asyncio.AbstractEventLoop", clock), used=clock.time)
 
 
 @pytest.mark.parametrize("asks", [False, True], ids=["has more", "asks again"])
@@ -182,7 +186,7 @@ class _Hasty:
 
 def test_a_turn_that_fails_costs_its_own_connection_alone(producer: MemoryProducer) -> None:
     with producer._loop.running():
-        turns = TurnScheduler(producer._loop)
+        turns = ConnectionScheduler(producer._loop)
         worker = _Hasty()
         turns.ask(worker)
     producer.settle()

@@ -19,9 +19,9 @@ from upriver.wire import frameinfo as f
 from upriver.wire import kv_messages as kv
 from upriver.wire import values
 from upriver.wire.crc32c import crc32c
+from upriver.wire.enum_codes import STATUSES
 from upriver.wire.names import Command as C
 from upriver.wire.names import Feature
-from upriver.wire.numbers import STATUSES
 
 OK = Status.SUCCESS
 PARENTS, XATTR = 0x01, 0x04

@@ -24,7 +24,7 @@ from upriver.producer.bootstrap.http import HttpServer
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.connections import deadlines
 from upriver.producer.connections.connection import Connection
-from upriver.producer.connections.turn_scheduler import TURN_PACKETS
+from upriver.producer.connections.connection_scheduler import TURN_PACKETS
 from upriver.producer.server_settings import ServerSettings
 from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer

@@ -17,7 +17,7 @@ from simulation import Row, VBucket, World, WrongTable
 from test_retraction import Downstream, Held, RestatingSimulation, restating_plan
 
 from upriver.model import FailoverLog
-from upriver.spark.functions.retraction import compensated
+from upriver.spark.functions.retract_stream import compensated
 from upriver.spark.source.live_keys import LiveKeys
 from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning
 from upriver.spark.source.offsets import Offset

@@ -16,7 +16,7 @@ from sparkkit import PATIENCE, stored
 from upriver.errors import ConfigError, UpriverError
 from upriver.model import Op
 from upriver.spark import retract
-from upriver.spark.functions.retraction import compensated
+from upriver.spark.functions.retract_stream import compensated
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan, with_rereads
 from upriver.spark.source.offsets import Offset

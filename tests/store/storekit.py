@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from upriver.store import Backfill, Bucket, BucketSettings, SetDocument, document_key
-from upriver.wire import leb128, prepares
+from upriver.wire import leb128, stored_prepares
 from upriver.wire import messages as m
 from upriver.wire.dialects.dcp import Dcp
 
@@ -64,9 +64,9 @@ def messages(reader: Backfill) -> list[Any]:
 
 def decoded(frame: bytes) -> m.Message:
     """A stored frame as a message; only aborts are stored in a form of their own."""
-    if not prepares.is_abort(frame):
+    if not stored_prepares.is_abort(frame):
         return DIALECT.decode(frame)
-    one = prepares.parse_abort(frame)
+    one = stored_prepares.parse_abort(frame)
     collection, size = leb128.decode(one.key)
     return m.Abort(
         vbucket=one.vbucket,

@@ -17,8 +17,8 @@ from upriver.errors import StoreRefusal
 from upriver.model import VBucketState
 from upriver.store import AddDocument, Applied, Bucket, DeleteDocument, SetDocument, Store
 from upriver.store.writes import operations
-from upriver.store.writes.document_changes import Change, Outcome
-from upriver.store.writes.write_group import Group
+from upriver.store.writes.change_requests import Change, Outcome
+from upriver.store.writes.write_group import WriteGroup
 from upriver.wire import canonical
 
 _CAS_AT = slice(16, 24)
@@ -54,7 +54,7 @@ groups = st.lists(
 
 
 def one_by_one(
-    group: Group, changes: Sequence[Change], outcomes: list[Outcome]
+    group: WriteGroup, changes: Sequence[Change], outcomes: list[Outcome]
 ) -> Iterator[Change]:
     """No change takes the short way."""
     yield from changes

@@ -15,7 +15,7 @@ from upriver.store import (
     SetDocument,
     Store,
 )
-from upriver.store.writes.document_changes import Change
+from upriver.store.writes.change_requests import Change
 from upriver.store.writes.operations import apply_all
 from upriver.wire import canonical
 

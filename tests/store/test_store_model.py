@@ -35,9 +35,9 @@ from upriver.store import (
     Store,
     TouchDocument,
 )
-from upriver.wire import canonical, prepares
+from upriver.wire import canonical, stored_prepares
 from upriver.wire import messages as m
-from upriver.wire.prepares import StoredPrepare
+from upriver.wire.stored_prepares import StoredPrepare
 
 SETTINGS = BucketSettings(
     vbuckets=2, maintenance_interval=0, history_age=HISTORY_AGE, purge_age=PURGE_AGE
@@ -350,7 +350,7 @@ class StoreMachine(RuleBasedStateMachine):
             kind = data.draw(st.sampled_from("MDPCA"))
             if kind == "P":
                 stored = StoredPrepare(vbucket, seqno, seqno, cas, 0, 0, 0, where, b"p", False, 1)
-                changes.append(Replicate(vbucket, prepares.prepare(stored)))
+                changes.append(Replicate(vbucket, stored_prepares.prepare(stored)))
                 version = Version("P", seqno, seqno, cas, 0, 0, b"p")
                 model.write(prepared((collection, name)), version, self.now)
                 continue

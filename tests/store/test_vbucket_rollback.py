@@ -17,7 +17,7 @@ from upriver.store import (
     Store,
     TouchDocument,
 )
-from upriver.store.writes.document_changes import Change
+from upriver.store.writes.change_requests import Change
 from upriver.wire import messages as m
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import ConfigError, DecodeError
 from upriver.testing import Faults
-from upriver.testing.faults import Ending, FaultedChunk, FaultInjector
+from upriver.testing.network_faults import Ending, FaultedChunk, FaultInjector
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft002
 from upriver.wire.framing import Framer, packet_length

@@ -10,10 +10,10 @@ from strategies import BINARY, DATATYPES, FORMS, U8, U16, U32, U64, message_of
 from upriver.errors import Status
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001
+from upriver.wire.enum_codes import STATUSES
 from upriver.wire.framing import packet_length
 from upriver.wire.layout import Layout
 from upriver.wire.names import Command
-from upriver.wire.numbers import STATUSES
 
 
 def _name(form: tuple[Dialect, Layout]) -> str:

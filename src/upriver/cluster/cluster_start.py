@@ -13,7 +13,7 @@ from ..producer.server_settings import usual_http_port
 from ..store.bucket_settings import MAX_VBUCKETS
 from . import cluster_state, manager_credentials, placement
 from .cluster_state import LEASE, MAX_NODES, MAX_REPLICAS, ClusterState, NodeEntry
-from .manager_api import call
+from .control_socket import call
 from .manager_commands import free_port
 from .node_processes import cluster_process
 

@@ -21,8 +21,8 @@ from ..errors import ConfigError
 from ..logs import JSON_VARIABLE, configure_logging
 from . import manager_credentials
 from .command_queue import Audience
+from .control_socket import ControlServer
 from .manager import Manager
-from .manager_api import ApiServer
 from .manager_commands import Commands
 from .node_processes import Processes
 
@@ -67,7 +67,7 @@ async def _manage(directory: Path, lock: int) -> None:
             if command == "stop":
                 stopped.set()
 
-    api = ApiServer(directory, obey)
+    api = ControlServer(directory, obey)
     await api.start()
     while not stopped.is_set() and not manager.fenced.is_set() and _is_there(directory, lock):
         with contextlib.suppress(TimeoutError):

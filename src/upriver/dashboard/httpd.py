@@ -20,8 +20,8 @@ from typing import Any, Final, Self
 from ..errors import ConfigError
 from .collector import Collector
 from .request_handler import FILES, Dashboard, DashboardHttp, RequestHandler, is_loopback
+from .server_interface import WatchedServer
 from .sign_in import Sessions
-from .watched_server import WatchedServer
 
 logger = logging.getLogger("upriver.dashboard")
 

@@ -36,8 +36,8 @@ from ..errors import UpriverError
 from .collector import Collector
 from .figures import DocumentDetail, StatsDocument
 from .prometheus_metrics import exposition
+from .server_interface import WatchedServer, visible
 from .sign_in import COOKIE, Sessions, basic_credentials, cookie_token
-from .watched_server import WatchedServer, visible
 
 logger = logging.getLogger("upriver.dashboard")
 

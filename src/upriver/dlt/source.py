@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from .._extras import extra
 from ..errors import ConfigError
-from ..settings.pipeline_options import SourceOptions
+from ..settings.option_types import SourceOptions
 from ..settings.setting import camel, text_of
 from ..spark.options import ReadOptions
 from ..spark.source.admission import Limits
@@ -29,7 +29,7 @@ from ..spark.source.offsets import Offset
 from ..spark.source.stream_driver import Driver
 from ..spark.source.task_reader import read_steps
 from ..spark.source.task_steps import ReadStep, steps_between
-from .loaded_rows import STRATEGY, LoadedRows
+from .destination_rows import STRATEGY, DestinationRows
 from .rows import DOCUMENT, Leftovers, SeenRows, TableRows
 
 with extra("dlt"):
@@ -86,7 +86,7 @@ def _documents(options: ReadOptions, table: str, *, binary_keys: bool) -> Iterat
     state = dlt.current.resource_state()
     _require_same_selection(state, options)
     shape = TableRows(options.rows, binary_keys=binary_keys)
-    run = _Run(LoadedRows(dlt.current.pipeline(), table, shape.places), shape)
+    run = _Run(DestinationRows(dlt.current.pipeline(), table, shape.places), shape)
     run.collections = {
         int(number): (scope, collection)
         for number, (scope, collection) in state.get("collections", {}).items()
@@ -118,7 +118,7 @@ def _documents(options: ReadOptions, table: str, *, binary_keys: bool) -> Iterat
 class _Run:
     """Reads the steps of a run and finds out what else is to be deleted."""
 
-    loaded: LoadedRows
+    loaded: DestinationRows
     shape: TableRows
     #: Names by id, of all collections that the table has rows of.
     collections: dict[int, Name] = field(default_factory=dict)

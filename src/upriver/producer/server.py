@@ -18,14 +18,14 @@ from ..store import Bucket
 from .bootstrap.http import HttpServer
 from .bootstrap.rest_api import RestApi
 from .bootstrap.users import Role
-from .connections.buffer_budget import BufferBudget
 from .connections.client_info import ClientInfo
 from .connections.connection import Connection
+from .connections.connection_scheduler import ConnectionScheduler
 from .connections.file_descriptors import room_for_connections
 from .connections.listener import Listener
+from .connections.memory_limit import MemoryLimit
 from .connections.thread_pools import ThreadPools
 from .connections.traffic_counters import Traffic
-from .connections.turn_scheduler import TurnScheduler
 from .durability_monitor import DurabilityMonitor
 from .keyvalue import BackgroundWork, KeyValue
 from .server_context import GivenMap, ServerContext
@@ -93,7 +93,7 @@ class Server:
         """Starts to listen; returns the port."""
         self._loop = asyncio.get_running_loop()
         self.turns = self.make_scheduler(self._loop)
-        self.buffers = BufferBudget(self._loop, self.settings.buffer_memory)
+        self.buffers = MemoryLimit(self._loop, self.settings.buffer_memory)
         self._max_connections = room_for_connections(self.settings.max_connections)
         tls = self.settings.tls_context()
         port = await self.listen(tls)
@@ -114,9 +114,9 @@ class Server:
         self.keyvalue.drop_old_scans()
         self._scan_timer = self._loop.call_later(_SCAN_SECONDS, self._drop_old_scans)
 
-    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> TurnScheduler:
+    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> ConnectionScheduler:
         """Returns the scheduler. A simulated server overrides this to use simulated time."""
-        return TurnScheduler(loop)
+        return ConnectionScheduler(loop)
 
     async def listen(self, tls: ssl.SSLContext | None) -> int:
         """Starts to accept connections; returns the port."""

@@ -18,11 +18,11 @@ from ..wire import canonical, leb128, values
 from ..wire import messages as m
 from ..wire.canonical import CanonicalChange
 from ..wire.dialects import Dcp, Dialect, Draft001
+from ..wire.enum_codes import DURABILITY_LEVELS
 from ..wire.flatbuffer_events import StoredEvent, flatbuffer_event
 from ..wire.frameinfo import FrameInfo, StreamId
 from ..wire.names import OpenFlag
-from ..wire.numbers import DURABILITY_LEVELS
-from ..wire.prepares import StoredPrepare
+from ..wire.stored_prepares import StoredPrepare
 from .collection_filter import FilterKind, StreamFilter
 from .producer_options import ProducerOptions
 

@@ -34,10 +34,10 @@ from .consumer_events import (
     StreamRefused,
 )
 from .inbound_rows import Inbound, RowChunk, inbound_for
+from .inbound_stream_messages import InboundStreamMessages
 from .requested_stream import RequestedStream, StreamOptions
 from .rollback_point import agree, lowered
 from .row_rules import RowCheck, broken_rule
-from .stream_messages import StreamMessages
 from .stream_position import Position, PositionTracker
 from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State
@@ -68,7 +68,7 @@ class ConsumerSession:
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
         self._rows = RowCheck(self._streams, self._was_a_stream)
-        self._messages = StreamMessages(
+        self._messages = InboundStreamMessages(
             self._rows, sync_writes=sync_writes, out_of_order=out_of_order
         )
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they

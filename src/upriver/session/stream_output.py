@@ -28,10 +28,10 @@ from ..wire import canonical
 from ..wire import messages as m
 from ..wire.columns import Part, Selection, patch_opaque, select
 from ..wire.dialects import Dcp, Dialect, SnapshotStyle
+from ..wire.enum_codes import DRAFT_STATES
 from ..wire.framing import packet_length
 from ..wire.names import MarkerFlag, OsoFlag
-from ..wire.numbers import DRAFT_STATES
-from ..wire.prepares import is_hidden
+from ..wire.stored_prepares import is_hidden
 from .change_writer import ChangeWriter, Shape, ValueMode
 from .collection_filter import FilterKind, StreamFilter
 from .sync_write_output import SyncWriteOutput

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..wire import canonical, prepares
+from ..wire import canonical, stored_prepares
 from .change_writer import ChangeWriter
 from .flow_control import PREPARE_SURPLUS
 
@@ -30,14 +30,14 @@ class SyncWriteOutput:
 
     def packet(self, frame: bytes) -> bytes | None:
         """Returns the packet for a stored prepare, commit or abort; None for other frames."""
-        if prepares.is_prepare(frame):
-            one = prepares.parse_prepare(frame)
+        if stored_prepares.is_prepare(frame):
+            one = stored_prepares.parse_prepare(frame)
             self.pending[one.key] = one.seqno
             packet = self._writer.prepare(one)
             self._written += packet is not None
             return packet
-        if prepares.is_abort(frame):
-            given_up = prepares.parse_abort(frame)
+        if stored_prepares.is_abort(frame):
+            given_up = stored_prepares.parse_abort(frame)
             self.pending.pop(given_up.key, None)
             return self._writer.abort(given_up.key, given_up.prepared_seqno, given_up.seqno)
         if not self.pending or canonical.is_event(frame):

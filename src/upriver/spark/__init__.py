@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import extra
 from .._lazy import lazily
-from .functions.changes_for import changes_for
 from .functions.fold import fold
 from .functions.parse import parse
+from .functions.upserts_and_deletes import changes_for
 from .session import register, session
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from .functions.retraction import retract
+    from .functions.retract_stream import retract
     from .query_metrics import SourceListener
     from .tables.pipelines import changelog, history, mirror
     from .tables.repair import repair
@@ -54,7 +54,7 @@ _late = lazily(
         "mirror": ".tables.pipelines",
         "read_table": ".tables.table_source",
         "repair": ".tables.repair",
-        "retract": ".functions.retraction",
+        "retract": ".functions.retract_stream",
         "verify": ".tables.verify",
     },
 )

@@ -4,7 +4,7 @@ The query is ``readStream.format("dcp")`` to ``writeStream.format("dcp")`` with
 ``onRollback=restate`` (see `restate`), which users can write themselves. Whatever the source has
 replaces what the target has, even if that is newer: the source may itself be a copy whose source
 has gone back. Collections are created and dropped in the target as in the source (see
-`copied_collections`). Documents of the scope ``_system`` belong to the database and stay out.
+`collection_sync`). Documents of the scope ``_system`` belong to the database and stay out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..errors import ConfigError
 from ..settings.all_settings import READ
 from ..settings.setting import Use
-from .copied_collections import CopiedCollections
+from .collection_sync import CollectionSync
 from .options import ReadOptions, WriteOptions
 from .session import register
 
@@ -74,7 +74,7 @@ def copy(
         """Copies a collection as it is now; what is newer in the target stays."""
         copy_batch(collections=collection, scope="")
 
-    followed = CopiedCollections(read, write, _names_beside(checkpoint), copy_again)
+    followed = CollectionSync(read, write, _names_beside(checkpoint), copy_again)
     followed.look()
     if anew:
         copy_batch(**_RESTATE)

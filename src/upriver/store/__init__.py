@@ -7,16 +7,16 @@ import logging
 
 from ..escaping import escape_record
 from .bucket import Bucket
+from .bucket_core import Listener
 from .bucket_settings import BucketSettings, SyncMode
 from .bucket_stats import BucketStats
 from .directory import Store
 from .key_scan import KeyRange, KeyScan, ScannedDocument
 from .manifest import Collection, Manifest, Scope
-from .open_bucket import Listener
 from .rocksdb_layout import RecordKind, StoredRecord
 from .seqno_reader import Backfill, FrameChunk
 from .vbucket import PendingPrepare, VBucketStats
-from .writes.document_changes import (
+from .writes.change_requests import (
     AbortPrepared,
     AddDocument,
     AppendToDocument,

@@ -13,7 +13,7 @@ from typing import Final
 from ..errors import Status, StoreRefusal
 from ..model import VBucketState
 from . import rollback
-from .open_bucket import Core
+from .bucket_core import BucketCore
 from .rocksdb_layout import (
     Due,
     Meta,
@@ -24,8 +24,8 @@ from .rocksdb_layout import (
     parse_due,
 )
 from .writes import operations
-from .writes.document_changes import Expire
-from .writes.write_group import Group
+from .writes.change_requests import Expire
+from .writes.write_group import WriteGroup
 
 #: A time after that of any tombstone, to select all of them.
 _ALWAYS: Final = 2**32
@@ -41,7 +41,7 @@ _REWRITE_AFTER: Final = 200_000
 class Maintenance:
     """The maintenance tasks of one bucket. Steps of rounds in several threads may interleave."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: BucketCore) -> None:
         self._core = core
         self._removed = 0
 
@@ -71,7 +71,9 @@ class Maintenance:
         oldest = self._core.clock.seconds() - self._core.settings.purge_age
         self._sweep(Due.PURGE, oldest, self._purge)
 
-    def _sweep(self, kind: Due, until: int, handle: Callable[[Group, bytes, bytes], None]) -> None:
+    def _sweep(
+        self, kind: Due, until: int, handle: Callable[[WriteGroup, bytes, bytes], None]
+    ) -> None:
         first, end = due_range(kind, until)
         while True:
             with self._core.change() as group:
@@ -83,7 +85,7 @@ class Maintenance:
                 return
             first = entries[-1][0] + b"\0"
 
-    def _expire(self, group: Group, entry: bytes, path: bytes) -> None:
+    def _expire(self, group: WriteGroup, entry: bytes, path: bytes) -> None:
         vbucket, seqno = parse_due(entry)
         if group.standing(vbucket).state is not VBucketState.ACTIVE:
             return  # the active copy decides, and replicates the expiration
@@ -92,7 +94,7 @@ class Maintenance:
             # Another version has replaced the document.
             group.batch.due[entry] = None
 
-    def _purge(self, group: Group, entry: bytes, path: bytes) -> None:
+    def _purge(self, group: WriteGroup, entry: bytes, path: bytes) -> None:
         vbucket, seqno = parse_due(entry)
         record = group.record(path)
         if record is None or record.seqno != seqno or not _may_be_purged(record):
@@ -114,7 +116,7 @@ class Maintenance:
         given, it removes none above that seqno.
         """
 
-        def handle(group: Group, entry: bytes, path: bytes) -> None:
+        def handle(group: WriteGroup, entry: bytes, path: bytes) -> None:
             owner, seqno = parse_due(entry)
             if owner == vbucket and (last_seqno is None or seqno <= last_seqno):
                 self._purge(group, entry, path)

@@ -19,19 +19,19 @@ from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
 from . import consistency_check, document_versions, rollback, sync_write_status, vbucket_changes
 from .background_tasks import Maintenance
+from .bucket_core import BucketCore, Listener
 from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
 from .bucket_stats import BucketStats, StatsReader
 from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope
 from .manifest_changes import change_manifest, replace_manifest
-from .open_bucket import Core, Listener
 from .rocksdb import translate
 from .rocksdb_layout import Meta, RecordKind, StoredRecord, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
 from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs
+from .writes.change_requests import Applied, Change, Expire, Outcome
 from .writes.commit_threads import Ticker
-from .writes.document_changes import Applied, Change, Expire, Outcome
 from .writes.operation_checks import check_key
 from .writes.sync_writes import Completion
 
@@ -59,7 +59,7 @@ class Bucket:
         self.uuid = uuid
         self.settings = settings
         self._platform = platform
-        self._core = Core(
+        self._core = BucketCore(
             path, settings, wall=wall, create=create, salvage=salvage, platform=platform
         )
         self._maintenance = Maintenance(self._core)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model import VBucketState
-from .open_bucket import Core
+from .bucket_core import BucketCore
 
 #: The size on disk that statistics report may be this many seconds old.
 _SIZE_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ class BucketStats:
 class StatsReader:
     """Reads the statistics of an open bucket; the size of its files once a second at most."""
 
-    def __init__(self, core: Core, clock: Callable[[], float]) -> None:
+    def __init__(self, core: BucketCore, clock: Callable[[], float]) -> None:
         self._core = core
         self._clock = clock
         self._size, self._size_due = 0, 0.0

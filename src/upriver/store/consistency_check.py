@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..errors import StoreRefusal
 from ..wire import canonical
-from .open_bucket import Core
+from .bucket_core import BucketCore
 from .rocksdb_layout import (
     NO_COLLECTION,
     Meta,
@@ -23,10 +23,10 @@ from .rocksdb_layout import (
 )
 from .vbucket import Progress
 from .writes import system_events
-from .writes.write_group import Group
+from .writes.write_group import WriteGroup
 
 
-def problems(core: Core) -> Iterator[str]:
+def problems(core: BucketCore) -> Iterator[str]:
     """Yields a description of each inconsistency; none if the bucket is consistent."""
     for vbucket in core.vbuckets:
         with core.change() as group:
@@ -35,7 +35,7 @@ def problems(core: Core) -> Iterator[str]:
             yield f"vbucket {vbucket.id}: {problem}"
 
 
-def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
+def _vbucket_problems(group: WriteGroup, vbucket: int) -> Iterator[str]:
     engine = group.engine
     progress = group.open(vbucket)
     counted = Progress()
@@ -74,7 +74,7 @@ def _vbucket_problems(group: Group, vbucket: int) -> Iterator[str]:
         yield f"there is seqno {counted.high}, above the high seqno {progress.high}"
 
 
-def _high_problems(group: Group, vbucket: int, there: dict[int, int]) -> Iterator[str]:
+def _high_problems(group: WriteGroup, vbucket: int, there: dict[int, int]) -> Iterator[str]:
     """Checks the high seqnos of collections. ``there`` are the ones found in their changes."""
     there.pop(NO_COLLECTION, None)
     for name, _ in group.engine.meta.scan(Meta.all_purged(vbucket)):
@@ -89,7 +89,7 @@ def _high_problems(group: Group, vbucket: int, there: dict[int, int]) -> Iterato
 
 
 def _version_problems(
-    group: Group, vbucket: int, path: bytes, record: StoredRecord
+    group: WriteGroup, vbucket: int, path: bytes, record: StoredRecord
 ) -> Iterator[str]:
     raw = group.engine.keys.get(path)
     if raw is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..wire import canonical, prepares
+from ..wire import canonical, stored_prepares
 from ..wire.canonical import CanonicalChange
 from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, seqno_key, vbucket_key, vbucket_range
@@ -24,7 +24,7 @@ def versions(engine: Database, vbucket: int, key: bytes) -> Iterator[CanonicalCh
     while frame is not None:
         yield canonical.parse(frame)
         entry = engine.history.get(seqno_key(vbucket, canonical.seqno_of(frame))) or b""
-        replaced = (one for one in versions_in(entry) if not prepares.is_hidden(one))
+        replaced = (one for one in versions_in(entry) if not stored_prepares.is_hidden(one))
         frame = next(replaced, None)
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from ..errors import Status, StoreRefusal
 from ..model import VBucketState
+from .bucket_core import BucketCore
 from .manifest import Manifest, events_between
-from .open_bucket import Core
 
 
-def change_manifest(core: Core, change: Callable[[Manifest], Manifest]) -> Manifest:
+def change_manifest(core: BucketCore, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Stores a new manifest, and its system events in every active vbucket, as one group."""
     with core.change() as group:
         group.manifest = change(group.manifest)
@@ -24,7 +24,7 @@ def change_manifest(core: Core, change: Callable[[Manifest], Manifest]) -> Manif
         return group.manifest
 
 
-def replace_manifest(core: Core, manifest: Manifest) -> None:
+def replace_manifest(core: BucketCore, manifest: Manifest) -> None:
     """Replaces the manifest with one made elsewhere, which must have a higher uid."""
 
     def take(old: Manifest) -> Manifest:
@@ -40,7 +40,7 @@ def replace_manifest(core: Core, manifest: Manifest) -> None:
     change_manifest(core, take)
 
 
-def _check_size(core: Core, manifest: Manifest) -> None:
+def _check_size(core: BucketCore, manifest: Manifest) -> None:
     """Refuses a manifest that grew beyond the limits of the settings."""
     old, settings = core.manifest, core.settings
     for what, before, after, most in (

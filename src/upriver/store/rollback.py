@@ -10,18 +10,18 @@ there the only exact result is seqno 0, an empty vbucket.
 from __future__ import annotations
 
 from ..model import FailoverLog, Snapshot, VBucketState
-from ..wire import canonical, prepares
+from ..wire import canonical, stored_prepares
 from .manifest import Manifest, events_between
 from .rocksdb_layout import collection_of, seqno_key, vbucket_range
 from .vbucket import Standing, new_vbuuid
 from .writes import system_events
-from .writes.write_group import Group
+from .writes.write_group import WriteGroup
 
 #: Bytes of the time of the change, with which a history entry begins.
 _TIME_SIZE = 4
 
 
-def roll_back(group: Group, vbucket: int, seqno: int) -> int:
+def roll_back(group: WriteGroup, vbucket: int, seqno: int) -> int:
     """Rolls a vbucket back to ``seqno``, or to 0 if history is missing. Returns the seqno."""
     standing = group.standing(vbucket)
     if seqno >= group.open(vbucket).high:
@@ -59,7 +59,7 @@ def _fork(log: FailoverLog, seqno: int) -> FailoverLog:
     return log if len(log) else FailoverLog.of((new_vbuuid(), seqno))
 
 
-def _undo(group: Group, vbucket: int, seqno: int) -> None:
+def _undo(group: WriteGroup, vbucket: int, seqno: int) -> None:
     progress = group.open(vbucket)
     above = vbucket_range(vbucket, seqno)
     restored: list[tuple[bytes, bytes]] = []
@@ -92,25 +92,25 @@ def versions_in(entry: bytes) -> list[bytes]:
 def committed_seqno(entry: bytes) -> int | None:
     """Returns the seqno of the prepare in a history entry; None if its change was no commit."""
     last = versions_in(entry)[-1:]
-    return next((canonical.seqno_of(one) for one in last if prepares.is_prepare(one)), None)
+    return next((canonical.seqno_of(one) for one in last if stored_prepares.is_prepare(one)), None)
 
 
 def _hidden_at(
-    group: Group, vbucket: int, seqno: int, restored: list[tuple[bytes, bytes]]
+    group: WriteGroup, vbucket: int, seqno: int, restored: list[tuple[bytes, bytes]]
 ) -> tuple[int, int]:
     """Returns `Progress.hidden` at ``seqno``; (0, 0) if the vbucket never had durable writes."""
     if not group.open(vbucket).sync_seqno:
         return 0, 0
     visible = hidden = 0
     for _, version in restored:
-        if prepares.is_hidden(version):
+        if stored_prepares.is_hidden(version):
             hidden = max(hidden, canonical.seqno_of(version))
         else:
             visible = max(visible, canonical.seqno_of(version))
     below = seqno_key(vbucket, 0), seqno_key(vbucket, seqno + 1)
     for key, frame in group.engine.seqnos.scan_back(below):
         at = int.from_bytes(key[2:])
-        if not prepares.is_hidden(frame):
+        if not stored_prepares.is_hidden(frame):
             visible = max(visible, at)
             break
         hidden = max(hidden, at)
@@ -118,7 +118,7 @@ def _hidden_at(
 
 
 def _highs_at(
-    group: Group, vbucket: int, seqno: int, restored: list[tuple[bytes, bytes]]
+    group: WriteGroup, vbucket: int, seqno: int, restored: list[tuple[bytes, bytes]]
 ) -> dict[int, int]:
     """Returns the high seqnos of collections at ``seqno``. ``restored`` are the restored versions.
 
@@ -145,7 +145,7 @@ def _highs_at(
     return {collection: high for collection, high in highs.items() if high}
 
 
-def begin_again(group: Group, vbucket: int) -> None:
+def begin_again(group: WriteGroup, vbucket: int) -> None:
     """Resets a cleared vbucket to one that never had a change, with a new vbuuid."""
     state = group.standing(vbucket).state
     group.standings[vbucket] = Standing.fresh(state)
@@ -153,7 +153,7 @@ def begin_again(group: Group, vbucket: int) -> None:
         align(group, vbucket, empty=True)
 
 
-def align(group: Group, vbucket: int, *, empty: bool = False) -> None:
+def align(group: WriteGroup, vbucket: int, *, empty: bool = False) -> None:
     """Stores the system events that lead from the vbucket's collections to the bucket's manifest.
 
     Some may be missing because the vbucket was a replica until now, or was rolled back past them.
@@ -163,7 +163,7 @@ def align(group: Group, vbucket: int, *, empty: bool = False) -> None:
         group.event(vbucket, event)
 
 
-def trim(group: Group, vbucket: int, *, before: int, spare: int, limit: int) -> int:
+def trim(group: WriteGroup, vbucket: int, *, before: int, spare: int, limit: int) -> int:
     """Drops up to ``limit`` of a vbucket's oldest history entries. Returns how many.
 
     It drops entries that are older than the time ``before``, that lie below the history floor, or

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..wire.prepares import is_hidden
+from ..wire.stored_prepares import is_hidden
 from . import rollback
 from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, prepared_path, seqno_key, vbucket_key

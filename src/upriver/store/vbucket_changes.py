@@ -7,13 +7,13 @@ from typing import Final
 from ..errors import Status, StoreRefusal
 from ..model import FailoverLog, Snapshot, VBucketState
 from . import rollback
-from .open_bucket import Core
+from .bucket_core import BucketCore
 from .vbucket import new_vbuuid
 
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
-def set_state(core: Core, vbucket: int, state: VBucketState, *, transfer: bool) -> None:
+def set_state(core: BucketCore, vbucket: int, state: VBucketState, *, transfer: bool) -> None:
     """Sets the state of a vbucket; one that becomes active begins a branch, but by a transfer."""
     with core.change() as group:
         standing, high = group.standing(vbucket), group.open(vbucket).high
@@ -47,7 +47,7 @@ def set_state(core: Core, vbucket: int, state: VBucketState, *, transfer: bool) 
             rollback.align(group, vbucket)
 
 
-def set_failover_log(core: Core, vbucket: int, log: FailoverLog) -> None:
+def set_failover_log(core: BucketCore, vbucket: int, log: FailoverLog) -> None:
     """Sets a replica's failover log to that of its active copy."""
     trusted = log.sanitised()
     if not len(trusted):
@@ -57,7 +57,7 @@ def set_failover_log(core: Core, vbucket: int, log: FailoverLog) -> None:
         group.change_standing(vbucket, failover=trusted)
 
 
-def flush(core: Core, *, copies: bool) -> list[int]:
+def flush(core: BucketCore, *, copies: bool) -> list[int]:
     """Empties every vbucket, or every one that is no copy, as one group; returns which."""
     chosen = [
         vbucket.id for vbucket in core.vbuckets if copies or vbucket.standing.state not in _COPIES
@@ -73,7 +73,7 @@ def flush(core: Core, *, copies: bool) -> list[int]:
     return chosen
 
 
-def flush_copy(core: Core, vbucket: int) -> None:
+def flush_copy(core: BucketCore, vbucket: int) -> None:
     """Empties a replica or pending vbucket, and sets a new vbuuid."""
     with core.change() as group:
         group.require(vbucket, *_COPIES)

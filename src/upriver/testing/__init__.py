@@ -11,8 +11,8 @@ from .._lazy import lazily
 
 if TYPE_CHECKING:
     from .chaos_proxy import ChaosProxy, Direction
-    from .faults import Faults
     from .memory_producer import MemoryLink, MemoryProducer
+    from .network_faults import Faults
     from .proxied_connection import ChaosCounts
     from .temporary_cluster import TemporaryCluster
     from .temporary_producer import TemporaryProducer
@@ -34,7 +34,7 @@ __getattr__ = lazily(
         "ChaosCounts": ".proxied_connection",
         "ChaosProxy": ".chaos_proxy",
         "Direction": ".chaos_proxy",
-        "Faults": ".faults",
+        "Faults": ".network_faults",
         "MemoryLink": ".memory_producer",
         "MemoryProducer": ".memory_producer",
         "TemporaryCluster": ".temporary_cluster",

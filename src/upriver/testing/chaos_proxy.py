@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 from ..errors import ConfigError
-from .faults import Faults
+from .network_faults import Faults
 from .proxied_connection import CHUNK, ChaosCounts, Gate, ProxiedConnection, cancelled
 
 _T = TypeVar("_T")

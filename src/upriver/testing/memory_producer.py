@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from ..model import VBucketState
 from ..producer.connections.connection import Connection
-from ..producer.connections.turn_scheduler import TurnScheduler
+from ..producer.connections.connection_scheduler import ConnectionScheduler
 from ..producer.keyvalue import BackgroundWork
 from ..producer.server import Server
 from ..producer.server_context import ServerContext
@@ -209,14 +209,14 @@ class _PromptServer(Server):
         super().__init__(node, settings)
         self._await_commits = await_commits
 
-    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> TurnScheduler:
+    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> ConnectionScheduler:
         """A turn begins when what earlier turns have written is committed, and takes no time."""
 
         def used() -> float:
             self._await_commits()
             return loop.time()
 
-        return TurnScheduler(loop, used)
+        return ConnectionScheduler(loop, used)
 
     async def listen(self, tls: ssl.SSLContext | None) -> int:
         """Connections come from the loop, not from a socket."""

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .faults import Ending, FaultInjector, Faults
+from .network_faults import Ending, FaultInjector, Faults
 
 #: Bytes that are read at once, and so the most that one direction holds besides its buffers.
 CHUNK: Final = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from ..cluster import cluster_state
 from ..cluster.cluster_start import create, start_manager
-from ..cluster.manager_api import call
+from ..cluster.control_socket import call
 from ..cluster.node_processes import Processes, reap
 from ..consumer.transport.connection_string import Source
 from ..consumer.writing.document_edits import Edit, removal, upsert

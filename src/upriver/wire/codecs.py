@@ -11,11 +11,11 @@ from typing import Any
 
 from ..model import Datatype, FailoverEntry
 from . import limits
+from .enum_codes import Codes
 from .kv_messages import SubdocPath
 from .layout import Value
 from .messages import CachedItem
 from .names import Command
-from .numbers import Codes
 
 _ENTRY = struct.Struct(
     ">"

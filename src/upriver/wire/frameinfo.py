@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import Status
+from .enum_codes import DURABILITY_LEVELS
 from .names import DurabilityLevel
-from .numbers import DURABILITY_LEVELS
 
 _U16 = struct.Struct(">H")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..errors import Status
 from ..model import Datatype
+from .enum_codes import Codes
 from .messages import Message, Response
 from .names import Command
-from .numbers import Codes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from upriver.spark.tables.pipelines import changelog
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.upkeep import retention
-from upriver.spark.tables.upkeep.maintenance import compact
+from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

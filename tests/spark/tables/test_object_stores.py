@@ -18,7 +18,7 @@ from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.progress import read_progress
 from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.upkeep import compaction
-from upriver.spark.tables.upkeep.maintenance import compact
+from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

@@ -21,10 +21,10 @@ from upriver.spark.tables.pipeline_start import place_of
 from upriver.spark.tables.repair import repair
 from upriver.spark.tables.rows.json_columns import JsonColumns
 from upriver.spark.tables.rows.json_types import merged, settled, type_of
-from upriver.spark.tables.rows.key_columns import KeyColumns
+from upriver.spark.tables.rows.key_pattern import KeyColumns
 from upriver.spark.tables.rows.row_shape import NO_COLUMNS, MirrorShape
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.upkeep.maintenance import compact
+from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer
 

@@ -38,7 +38,7 @@ from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.upkeep import compaction, retention
-from upriver.spark.tables.upkeep.maintenance import compact
+from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4

@@ -14,7 +14,7 @@ from tablekit import ModelledBucket, caught_up, rows_of
 
 from upriver.spark import read_table, register
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.upkeep.maintenance import compact
+from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4

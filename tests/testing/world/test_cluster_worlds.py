@@ -20,7 +20,7 @@ from upriver.testing.world import (
     run,
 )
 from upriver.testing.world.containers import check_bounded
-from upriver.testing.world.flushes import Flushes
+from upriver.testing.world.flush_oracle import FlushOracle
 from upriver.testing.world.linearizability import FLUSH
 from upriver.testing.world.reigns import Reigns
 from upriver.wire.names import DurabilityLevel
@@ -122,7 +122,7 @@ def test_what_a_part_keeps_is_followed_without_its_name() -> None:
 
 
 def test_flushes_are_done_and_asked_for() -> None:
-    reigns, flushes = Reigns(), Flushes()
+    reigns, flushes = Reigns(), FlushOracle()
     reigns.begin(0, "n1", 1)
     asked = Operation("c1", b"k", FLUSH, invoked=5, returned=9, status=Status.SUCCESS)
     with pytest.raises(Violation, match="acknowledged writes are there"):

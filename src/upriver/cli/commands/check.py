@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ...errors import ConfigError
-from ..exit_codes import Question
+from ..result_exit_codes import ResultCommand
 from ..setting_options import (
     DIALECTS,
     access_options,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 
 
-@click.command(cls=Question)
+@click.command(cls=ResultCommand)
 @source_argument
 @click.option(
     "--checkpoint",

@@ -205,7 +205,7 @@ class _Progress:
 
 def _run(data: Path, command: str, node: str = "") -> dict[str, Any]:
     """Sends a command to the manager, shows its progress, and returns its result."""
-    from ...cluster.manager_api import call
+    from ...cluster.control_socket import call
 
     result: dict[str, Any] = {}
     with _Progress() as progress:

@@ -57,15 +57,15 @@ def create(
     source: str, name: str, max_expiry: int, access: Access, timeout: float, as_json: bool
 ) -> None:
     """Create the collection SCOPE.NAME, and its scope if there is none; SCOPE alone is a scope."""
+    from ...consumer.transport.collection_manager import CollectionManager
     from ...consumer.transport.connection_string import Source
-    from ...consumer.transport.management_http import CollectionsManagement
     from ...consumer.writing.documents import Documents
 
     scope, collection = _split(name)
     where = Source.parse(source)
     with Documents(where, access, timeout=timeout) as documents:
         is_new = scope not in documents.collections.scopes.values()  # as its manifest says now
-    management = CollectionsManagement(where, access, timeout=timeout)
+    management = CollectionManager(where, access, timeout=timeout)
     if is_new or not collection:
         management.create_scope(scope)
     if collection:
@@ -80,11 +80,11 @@ def create(
 @json_option()
 def drop(source: str, name: str, access: Access, timeout: float, as_json: bool) -> None:
     """Drop the collection SCOPE.NAME with its documents; SCOPE alone drops a whole scope."""
+    from ...consumer.transport.collection_manager import CollectionManager
     from ...consumer.transport.connection_string import Source
-    from ...consumer.transport.management_http import CollectionsManagement
 
     scope, collection = _split(name)
-    management = CollectionsManagement(Source.parse(source), access, timeout=timeout)
+    management = CollectionManager(Source.parse(source), access, timeout=timeout)
     if collection:
         management.drop_collection(scope, collection)
     else:

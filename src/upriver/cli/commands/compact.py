@@ -29,13 +29,13 @@ def compact(table: str, as_json: bool, **options: str | None) -> None:
       upriver compact ./documents --keep-versions 24h
     """
     with extra("spark"):
-        from ...spark.tables.upkeep import maintenance
+        from ...spark.tables.upkeep import manual_maintenance
     from ...spark.tables.places import TablePlace
 
     (setting,) = named("keepVersions")
     seconds = setting.parse(options[setting.name] or setting.default or "")
     with interruptible(lambda: "files of some tables may be compacted; run it again"):
-        done = maintenance.compact(TablePlace.parse(table), seconds=seconds)
+        done = manual_maintenance.compact(TablePlace.parse(table), seconds=seconds)
     if as_json:
         compacted = [
             {

@@ -21,8 +21,8 @@ from ...wire.framing import Framer
 from ...wire.lenient import LenientReading, read_as, readings
 from ...wire.messages import Message, Response
 from ...wire.names import Command
+from ..decode.hex_dump_parser import pieces_of_file, pieces_of_text
 from ..decode.packet_captures import is_capture, pieces_of_capture
-from ..decode.packet_text import pieces_of_file, pieces_of_text
 from ..setting_options import json_option
 
 _HEX_SHOWN = 16

@@ -8,7 +8,7 @@ from typing import IO, Final
 import click
 
 from ...errors import ConfigError
-from ..exit_codes import Question
+from ..result_exit_codes import ResultCommand
 from ..setting_options import json_option
 from ..stream_rules import StreamRules
 
@@ -16,7 +16,7 @@ from ..stream_rules import StreamRules
 _LONGEST_LINE: Final = 64 * 1024 * 1024
 
 
-@click.command(cls=Question)
+@click.command(cls=ResultCommand)
 @click.argument("file", type=click.File(encoding="utf-8", errors="replace"), default="-")
 @click.option(
     "--vbuckets",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..common_options import interruptible
-from ..exit_codes import Question
+from ..result_exit_codes import ResultCommand
 from ..setting_options import (
     config_option,
     json_option,
@@ -32,7 +32,7 @@ _STATUS: Final[dict[Verdict, int]] = {
 }
 
 
-@click.command(cls=Question)
+@click.command(cls=ResultCommand)
 @source_argument
 @click.argument("table")
 @click.option(

@@ -13,8 +13,8 @@ from typing import Final
 
 from ...errors import ConfigError, Status, StatusError
 from ..transport.access import Access
+from ..transport.collection_manager import CollectionManager
 from ..transport.connection_string import Source
-from ..transport.management_http import CollectionsManagement
 from ..writing.documents import Documents
 from .cells import Stored
 
@@ -100,7 +100,7 @@ class BucketGroupStore:
 
     def _create_collection(self, documents: Documents) -> None:
         scope, _, name = self.collection.partition(".")
-        management = CollectionsManagement(self.source, self._access)
+        management = CollectionManager(self.source, self._access)
         if scope not in documents.collections.scopes.values():
             with suppress(ConfigError):  # another member was faster
                 management.create_scope(scope)

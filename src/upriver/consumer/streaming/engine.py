@@ -46,7 +46,7 @@ from .map_watch import MapWatch
 from .persistence_gate import PersistenceGate
 from .stream_events import StreamEvents
 from .stream_watchdog import StreamWatchdog
-from .vbucket_reader import VBucketReader
+from .vbucket_fetch_state import VBucketFetchState
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Engine:
         )
         self._nodes = AsyncNodes(self._topology, access, settings)
         self._discovery = Discovery(self._nodes, settings)
-        self._readers: dict[int, VBucketReader] = {}
+        self._readers: dict[int, VBucketFetchState] = {}
         self._sessions: dict[AsyncConnection, ConsumerSession] = {}
         self._connecting: dict[Address, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -157,7 +157,9 @@ class Engine:
         for vbucket, position in positions.items():
             end = self._discovery.ends.get(vbucket, NO_END)
             backoff = self._topology.new_backoff()
-            self._readers[vbucket] = VBucketReader(vbucket, position, end, backoff, idle_since=now)
+            self._readers[vbucket] = VBucketFetchState(
+                vbucket, position, end, backoff, idle_since=now
+            )
 
     def add(self, positions: Mapping[int, Position], generations: Mapping[int, int]) -> None:
         """Streams more vbuckets, from these positions."""
@@ -314,10 +316,10 @@ class Engine:
             connection.flush()
         return min(pauses, default=None)
 
-    def _owner(self, reader: VBucketReader) -> Address | None:
+    def _owner(self, reader: VBucketFetchState) -> Address | None:
         return self._topology.owner(reader.vbucket)
 
-    def _place(self, reader: VBucketReader, connection: AsyncConnection) -> None:
+    def _place(self, reader: VBucketFetchState, connection: AsyncConnection) -> None:
         one_branch = self._settings.rollback is RollbackPolicy.STOP
         # Without this flag a node streams its copy even after it stopped being the owner, and
         # some nodes fail while doing so.
@@ -352,7 +354,7 @@ class Engine:
             self._tasks.append(self._guard.task(self._ask_about, stalled))
         return pauses + more
 
-    def _move(self, reader: VBucketReader, now: float) -> None:
+    def _move(self, reader: VBucketFetchState, now: float) -> None:
         """Closes a silent stream at a former owner; the supervisor opens it at the new owner."""
         node = reader.carrier
         assert node is not None
@@ -365,7 +367,7 @@ class Engine:
         _log.info("vbucket %d moved from %s to another node", reader.vbucket, node.address)
         self._wake.set()
 
-    async def _ask_about(self, stalled: list[VBucketReader]) -> None:
+    async def _ask_about(self, stalled: list[VBucketFetchState]) -> None:
         try:
             await self._watchdog.ask_about(stalled)
         except NODE_TROUBLE as error:

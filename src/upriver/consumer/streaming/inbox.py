@@ -39,7 +39,7 @@ from ...session.stream_position import Position, PositionTracker
 from ..changes import Change, changes_of
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
-from .row_shaping import inflated, of_vbuckets, without_bodies, without_internal
+from .row_filters import inflated, of_vbuckets, without_bodies, without_internal
 
 
 @dataclass(frozen=True, slots=True)

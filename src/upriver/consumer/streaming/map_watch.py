@@ -20,7 +20,7 @@ from ..topology.cluster_map import ClusterMap
 from ..topology.cluster_view import Backoff, Topology
 from ..transport.async_connection import AsyncConnection
 from ..transport.connection_string import Address
-from .vbucket_reader import VBucketReader
+from .vbucket_fetch_state import VBucketFetchState
 
 #: Factor on the interval where all nodes push maps, or where each request for the map needs a new
 #: connection.
@@ -75,8 +75,8 @@ class MapWatch:
     # ---- streams at a former owner -------------------------------------------------------
 
     def silent_strays(
-        self, readers: Iterable[VBucketReader], now: float
-    ) -> tuple[list[VBucketReader], list[float]]:
+        self, readers: Iterable[VBucketFetchState], now: float
+    ) -> tuple[list[VBucketFetchState], list[float]]:
         """Readers whose former owner sends nothing, and seconds until the others are due."""
         newest = self._topology.map
         if newest is self._seen and not self._strays:

@@ -32,13 +32,13 @@ from ...session.consumer_events import (
     SystemHappened,
 )
 from ...session.consumer_session import ConsumerSession
-from ...session.open_connection import denied
+from ...session.dcp_open import denied
 from ...wire import messages as m
 from ..reader_settings import RollbackPolicy
 from ..topology.cluster_view import Topology
 from ..transport.async_connection import AsyncConnection
 from .inbox import Delivery
-from .vbucket_reader import VBucketReader
+from .vbucket_fetch_state import VBucketFetchState
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class StreamEvents:
 
     def __init__(
         self,
-        readers: Mapping[int, VBucketReader],
+        readers: Mapping[int, VBucketFetchState],
         sessions: Mapping[AsyncConnection, ConsumerSession],
         topology: Topology,
         rollback: RollbackPolicy,

@@ -17,7 +17,7 @@ from ...session.consumer_events import StreamFinished
 from ...session.consumer_session import ConsumerSession
 from ..reader_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
-from .vbucket_reader import VBucketReader
+from .vbucket_fetch_state import VBucketFetchState
 
 
 class StreamWatchdog:
@@ -36,7 +36,9 @@ class StreamWatchdog:
         self._high_seqnos = high_seqnos
         self._finished = finished
 
-    def leave_unresponsive(self, readers: Iterable[VBucketReader], now: float) -> Iterator[float]:
+    def leave_unresponsive(
+        self, readers: Iterable[VBucketFetchState], now: float
+    ) -> Iterator[float]:
         """Closes connections with an overdue stream request; yields the time left for others."""
         for reader in readers:
             node = reader.carrier
@@ -53,8 +55,8 @@ class StreamWatchdog:
             node.leave(ConnectionFailed(problem, "is it overloaded?"))
 
     def stalled(
-        self, readers: Iterable[VBucketReader], now: float
-    ) -> tuple[list[VBucketReader], list[float]]:
+        self, readers: Iterable[VBucketFetchState], now: float
+    ) -> tuple[list[VBucketFetchState], list[float]]:
         """Readers that make no progress before their end, and seconds until the next check."""
         stalled, pauses = [], []
         for reader in readers:
@@ -76,7 +78,7 @@ class StreamWatchdog:
                 pauses.append(self._patience)
         return stalled, pauses
 
-    async def ask_about(self, stalled: Iterable[VBucketReader]) -> None:
+    async def ask_about(self, stalled: Iterable[VBucketFetchState]) -> None:
         """Finishes stalled streams that are complete; closes connections that withhold changes."""
         highs = await self._high_seqnos()
         for reader in stalled:

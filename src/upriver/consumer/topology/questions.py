@@ -23,7 +23,7 @@ from ...errors import RemoteProtocolError, Status, StatusError
 from ...model import FailoverEntry, FailoverLog
 from ...session.client_handshake import refusal_context
 from ...session.conversation import MORE, Conversation
-from ...session.open_connection import refused
+from ...session.dcp_open import refused
 from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.names import RequestedState

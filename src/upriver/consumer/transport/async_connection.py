@@ -25,9 +25,9 @@ from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, int
 from ...session.consumer_events import Answered, Event
 from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession
 from ...session.conversation import Compute, Conversation, Exchange, Pending, single
+from ...session.dcp_open import Opened, Opening, open_connection
 from ...session.flow_control import ReceiveWindow
 from ...session.keepalive import Silence
-from ...session.open_connection import Opened, Opening, open_connection
 from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect

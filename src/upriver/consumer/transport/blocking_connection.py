@@ -19,7 +19,7 @@ from ... import __version__
 from ...errors import ConnectionFailed, DecodeError
 from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
 from ...session.conversation import Conversation, Exchange, single
-from ...session.open_connection import open_for_questions
+from ...session.dcp_open import open_for_questions
 from ...wire.agent_names import AgentName
 from ...wire.dialects import Dcp
 from ...wire.framing import Framer

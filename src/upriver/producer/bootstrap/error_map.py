@@ -15,7 +15,7 @@ import json
 from typing import Final
 
 from ...errors import Status
-from ...wire.numbers import STATUSES
+from ...wire.enum_codes import STATUSES
 
 MAX_VERSION: Final = 2
 _REVISION: Final = 1

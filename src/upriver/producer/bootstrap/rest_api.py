@@ -34,8 +34,8 @@ from ...store import Bucket
 from ..keyvalue.collection_commands import describe, parse
 from ..server_context import ServerContext
 from . import node_relay, pool_documents
-from .bucket_forms import changed_settings, new_settings
-from .collection_forms import CollectionChanges
+from .bucket_settings_form import changed_settings, new_settings
+from .collection_settings_form import CollectionChanges
 from .http_messages import HttpRefusal, HttpRequest, HttpResponse, json_response
 from .users import Role
 

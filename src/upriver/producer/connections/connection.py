@@ -33,15 +33,15 @@ from ..keyvalue.fast_sets import plain_set
 from ..server_context import GivenMap
 from ..server_settings import PeerRelease
 from ..statistics import ConnectionView, connection_view
-from .buffer_budget import SMALL
 from .client_info import ClientInfo
+from .connection_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 from .deadlines import Deadlines
 from .deferred_responses import DeferredResponses
+from .memory_limit import SMALL
 from .read_limiter import ReadLimiter
 from .receive_buffer import ReceiveBuffer
 from .replica_input import ReplicaInput
 from .send_buffer import SendBuffer
-from .turn_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._closing = False
         #: Whether the peer has closed its side, and whether the socket is closed.
         self._ended = self._lost = False
-        #: Attributes that the `TurnScheduler` sets.
+        #: Attributes that the `ConnectionScheduler` sets.
         self.queued, self.load, self.heavy_until = False, Load.NEW, 0.0
         self._deadlines = Deadlines(self, server)
         #: When the oldest data arrived that is not handled yet.

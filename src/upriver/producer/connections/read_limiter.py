@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from .buffer_budget import SMALL
+from .memory_limit import SMALL
 from .receive_buffer import ReceiveBuffer
 from .send_buffer import SendBuffer
 

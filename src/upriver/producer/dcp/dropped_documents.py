@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ...store import FrameChunk
 from ...wire import canonical, leb128
-from ...wire.prepares import is_hidden
+from ...wire.stored_prepares import is_hidden
 
 
 def without_dropped(chunk: FrameChunk, dropped: Mapping[int, int]) -> FrameChunk:

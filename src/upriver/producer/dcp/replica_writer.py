@@ -35,11 +35,11 @@ from ...store import (
     ReplicateCommit,
     document_key,
 )
-from ...wire import canonical, prepares
+from ...wire import canonical, stored_prepares
 from ...wire import messages as m
 from ...wire.dialects import Dcp
-from ...wire.numbers import DURABILITY_LEVELS
-from ...wire.prepares import StoredPrepare
+from ...wire.enum_codes import DURABILITY_LEVELS
+from ...wire.stored_prepares import StoredPrepare
 
 #: Stored frames are packets of current DCP with collection ids in their keys.
 _STORED: Final = Dcp(collections=True)
@@ -186,7 +186,7 @@ def _sync_write(event: SyncWrite) -> tuple[int, Change]:
     if isinstance(message, m.Abort):
         seqno = message.abort_seqno
         return seqno, ReplicateAbort(vbucket, key, message.prepared_seqno, seqno)
-    frame = prepares.prepare(
+    frame = stored_prepares.prepare(
         StoredPrepare(
             vbucket,
             message.seqno,

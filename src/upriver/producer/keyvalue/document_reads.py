@@ -15,7 +15,7 @@ from ...wire import kv_messages as kv
 from ...wire.canonical import CanonicalChange
 from ...wire.messages import Request, Response
 from ...wire.names import Feature
-from ...wire.prepares import is_hidden
+from ...wire.stored_prepares import is_hidden
 from . import document_values
 from .request_context import Call, key_of
 from .responses import Answer, BackgroundWork, Blocking, Now, Responses, Write

@@ -15,10 +15,10 @@ from typing import Any, Final, cast
 
 from ...errors import Status, StoreRefusal
 from ...store import Applied, Change, ClientWrite, PrepareWrite
+from ...wire.enum_codes import DURABILITY_LEVELS
 from ...wire.frameinfo import Durability
 from ...wire.messages import Request
 from ...wire.names import DurabilityLevel
-from ...wire.numbers import DURABILITY_LEVELS
 from .required_roles import ADMINISTERS, READS, WRITES
 from .responses import Responses
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 from ...errors import Status, StoreRefusal
 from ...model import Datatype, VBucketState
 from ...wire import kv_messages as kv
+from ...wire.enum_codes import STATUSES
 from ...wire.json_text import is_json
 from ...wire.messages import Request
-from ...wire.numbers import STATUSES
 from .command_counts import counts_of
 from .request_context import Call
 from .responses import Answer, Responses, Several

@@ -1,8 +1,8 @@
 """Which Spark is installed, and what that version can do for a Python data source.
 
 Spark 3 has no Python data sources. Spark 4.0 and 4.1 do not give a stream the start of a batch and
-how much it may read: `remembering_reader` keeps both itself. `docs/reference/spark-versions.md` has
-the whole table. Importing this module imports no part of Spark but its version.
+how much it may read: `stream_reader_spark40` keeps both itself. The whole table is in
+`docs/reference/spark-versions.md`. Importing this module imports no part of Spark but its version.
 """
 
 from __future__ import annotations

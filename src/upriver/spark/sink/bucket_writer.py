@@ -43,10 +43,10 @@ from ...consumer.writing.document_edits import (
 from ...consumer.writing.writer import Writer, WriterSettings
 from ...errors import ConfigError, Status
 from ..options import WriteOptions
+from .create_collections import created_collection
 from .removals import remove_others
 from .row_edits import FENCE_PREFIX, Edits, roles_of
 from .stream_writer_base import ArrowStreamWriter
-from .target_collections import created_collection
 
 if TYPE_CHECKING:
     import pyarrow as pa

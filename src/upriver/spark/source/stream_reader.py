@@ -2,8 +2,8 @@
 
 Spark makes three of these: one in a process beside the driver, which lives as long as the query and
 plans; one that is pickled; and one in every task, which reads. Only plain options are pickled. How
-Spark asks for the end of the next batch depends on its version: `admitting_reader` for Spark 4.2
-and later, `remembering_reader` for 4.0 and 4.1.
+Spark asks for the end of the next batch depends on its version: `stream_reader_spark42` for 4.2 and
+later, `stream_reader_spark40` for 4.0 and 4.1.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ class DcpStreamReader(DataSourceStreamReader):
 def stream_reader(options: ReadOptions) -> DcpStreamReader:
     """The reader for the installed Spark."""
     if has_admission_control():
-        from .admitting_reader import AdmittingStreamReader
+        from .stream_reader_spark42 import Spark42StreamReader
 
-        return AdmittingStreamReader(options)
-    from .remembering_reader import RememberingStreamReader
+        return Spark42StreamReader(options)
+    from .stream_reader_spark40 import Spark40StreamReader
 
-    return RememberingStreamReader(options)
+    return Spark40StreamReader(options)

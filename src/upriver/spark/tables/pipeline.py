@@ -41,7 +41,7 @@ from .progress import PipelineStatus, ProgressBook
 from .rows.row_shape import MirrorShape
 from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
-from .upkeep.table_care import TableCare
+from .upkeep.table_maintenance import TableMaintenance
 from .versions import MergeVersions, stays_up_to
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class BatchLoop:
         self._here = ThisProcess()
         self._settings = settings
         self._tables = tables
-        self._table_care = TableCare(tables)
+        self._maintenance = TableMaintenance(tables)
         self._shape = shape
         self._driver = driver
         self._lease = lease
@@ -271,7 +271,7 @@ class BatchLoop:
             self._driver.prove({step.vbucket for step in steps} - skipped)
         self._meter.shown = end
         lag = self._meter.measure()
-        self._care()
+        self._maintain()
         goes_on = change is None and not anew
         advance = sum(step.end - step.start for step in steps) if goes_on else 0
         rollbacks = sum(step.rolls_back for step in steps) if not anew else 0
@@ -377,18 +377,18 @@ class BatchLoop:
 
     # ---- besides -------------------------------------------------------------------------
 
-    def _care(self) -> None:
+    def _maintain(self) -> None:
         """What only rearranges files: if it fails, that is logged, and it is tried again later."""
-        every, tables, care = self._settings.compact_every, self._tables, self._table_care
+        every, tables, maintenance = self._settings.compact_every, self._tables, self._maintenance
         try:
             if every and (self._more_to_compact or tables.state.batch % every == 0):
-                self._more_to_compact = care.compact(self._executors)
-            if care.checkpoint():
+                self._more_to_compact = maintenance.compact(self._executors)
+            if maintenance.checkpoint():
                 tables.on_step("checkpoint")
-                care.vacuum()
+                maintenance.vacuum()
                 tables.on_step("vacuum")
         except (StorageFailed, Conflict, OSError) as problem:
-            _log.warning("%s was not cared for: %s", tables.root.url, problem)
+            _log.warning("%s was not maintained: %s", tables.root.url, problem)
 
     def _record(
         self,

@@ -25,7 +25,7 @@ from .pipeline import BatchLoop, Pipeline
 from .places import TablePlace
 from .progress import ProgressBook
 from .rows.json_types import require_column_names
-from .rows.key_columns import KeyColumns
+from .rows.key_pattern import KeyColumns
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 from .settings import (
     HASH_KEY,

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 from ..._extras import extra
-from ...settings.pipeline_options import ChangelogOptions, HistoryOptions, MirrorOptions
+from ...settings.option_types import ChangelogOptions, HistoryOptions, MirrorOptions
 from .settings import PipelineSettings
 
 with extra("spark"):

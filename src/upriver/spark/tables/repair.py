@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
-from ...settings.pipeline_options import MirrorOptions
-from .documents_source import GONE
+from ...settings.option_types import MirrorOptions
 from .executors import ThisProcess
 from .format.data_files import RowFiles, cast_rows
 from .format.delta_log import REPAIR
@@ -41,6 +40,7 @@ from .verify import (
     newest_rows,
     on_other_branches,
 )
+from .verify_source import GONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

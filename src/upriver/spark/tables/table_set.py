@@ -5,7 +5,7 @@ transaction and the complete state. With a table for each collection the state i
 own, ``_upriver/ledger``. There a commit says what the batch does to every table; then each table
 takes its part, once, which it shows by its transaction. Values that do not fit a schema are put
 aside in the same way: a commit names them, and the table of dead letters takes them then.
-`TableCare` rearranges the files of the tables, and `OlderVersions` knows their versions before.
+`TableMaintenance` rearranges the files of the tables, `OlderVersions` knows their versions before.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ..._extras import extra
 from ...errors import ConfigError
-from ...settings.pipeline_options import MirrorOptions
+from ...settings.option_types import MirrorOptions
 from ..options import ReadOptions
 from ..session import register
 from ..source.stream_driver import Driver
@@ -45,7 +45,7 @@ from .table_set import TableSet
 from .table_source import read_table
 
 with extra("spark"):
-    from .documents_source import GONE, documents_as_rows
+    from .verify_source import GONE, documents_as_rows
 from .upkeep.retention import Window
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Fast path for bulk loads: inserts new, plain documents without expiry.
 
-It writes the same entries as `operations` and `Group.install`, but in one loop over local names.
-That takes half the time, because it saves the function calls. Every other change goes through
-those two modules.
+It writes the same entries as `operations` and `WriteGroup.install`, but in one loop over local
+names. That takes half the time, because it saves the function calls. Every other change goes
+through those two modules.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...model import Datatype
 from ...wire.canonical import mutation
 from ...wire.limits import MAX_PREFIXED_KEY
 from ..rocksdb_layout import RecordKind, pack_record, seqno_key, vbucket_key
-from .document_changes import Applied, Change, Outcome, SetDocument
-from .write_group import UNCHANGED, Group
+from .change_requests import Applied, Change, Outcome, SetDocument
+from .write_group import UNCHANGED, WriteGroup
 
 _MAX_FLAGS: Final = 0xFFFFFFFF
 _MUTATION: Final = RecordKind.MUTATION
@@ -30,7 +30,7 @@ _new_tuple = tuple.__new__
 
 
 def insert_plain(
-    group: Group, changes: Sequence[Change], outcomes: list[Outcome]
+    group: WriteGroup, changes: Sequence[Change], outcomes: list[Outcome]
 ) -> Iterator[Change]:
     """Writes the plain inserts among ``changes``, and yields every other change in order.
 
@@ -102,7 +102,7 @@ def insert_plain(
 
 
 def _looked_up(
-    group: Group, changes: Sequence[Change]
+    group: WriteGroup, changes: Sequence[Change]
 ) -> Iterable[tuple[Change, bytes, bytes | None]]:
     """Pairs each change with its path and stored record, if they were looked up at once."""
     if len(changes) >= _MANY:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from ...errors import StoreError
-from .document_changes import Change, Outcome
+from .change_requests import Change, Outcome
 
 logger = logging.getLogger("upriver.store")
 

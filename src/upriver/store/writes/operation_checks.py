@@ -10,7 +10,7 @@ from ...model import Datatype
 from ...wire import leb128, values
 from ...wire.limits import MAX_COLLECTION_KEY, MAX_PREFIXED_KEY, MAX_SYSTEM_XATTRS
 from ..rocksdb_layout import SYSTEM_COLLECTION, RecordKind, StoredRecord
-from .write_group import Group
+from .write_group import WriteGroup
 
 #: Expiries up to this many seconds are relative to now, as in memcached and Couchbase.
 _RELATIVE_LIMIT: Final = 30 * 24 * 60 * 60
@@ -37,7 +37,7 @@ def check_key(collections: Mapping[int, int | None], key: bytes) -> int:
     return collection
 
 
-def check_value(group: Group, value: bytes, datatype: int) -> None:
+def check_value(group: WriteGroup, value: bytes, datatype: int) -> None:
     """Refuses a value that is too large, or whose xattrs are invalid.
 
     System xattrs have their own size limit. User xattrs count with the body.
@@ -65,7 +65,7 @@ def unwrap(value: bytes, datatype: int) -> tuple[dict[str, bytes], bytes]:
         raise StoreRefusal(Status.XATTR_INVALID, str(problem)) from None
 
 
-def expiry_time(group: Group, collection: int, expiry: int) -> int:
+def expiry_time(group: WriteGroup, collection: int, expiry: int) -> int:
     """Returns an expiry as an absolute time, limited by the max_ttl of the collection."""
     if 0 < expiry <= _RELATIVE_LIMIT:
         expiry += group.now
@@ -81,7 +81,7 @@ def missing(key: bytes, status: Status = Status.NOT_FOUND) -> StoreRefusal:
     return StoreRefusal(status, f"there is no document {leb128.key_name(key)}")
 
 
-def live_record(group: Group, record: StoredRecord | None) -> StoredRecord | None:
+def live_record(group: WriteGroup, record: StoredRecord | None) -> StoredRecord | None:
     """Returns the record if it is a document: neither a tombstone nor expired. Otherwise None."""
     if record is None or record.kind != RecordKind.MUTATION or record.expired(group.now):
         return None

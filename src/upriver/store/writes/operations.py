@@ -16,10 +16,10 @@ from ...wire import canonical, values
 from ...wire.json_text import is_json
 from ...wire.leb128 import key_name
 from ...wire.limits import MAX_CHECKED_JSON
-from ...wire.prepares import StoredPrepare
+from ...wire.stored_prepares import StoredPrepare
 from ..rocksdb_layout import RecordKind, StoredRecord, vbucket_key
 from ..vbucket import Progress
-from . import document_changes as c
+from . import change_requests as c
 from . import replication, sync_writes
 from .bulk_inserts import insert_plain
 from .operation_checks import (
@@ -32,7 +32,7 @@ from .operation_checks import (
     unwrap,
 )
 from .sync_writes import current
-from .write_group import Group
+from .write_group import WriteGroup
 
 _U64: Final = 2**64
 _XATTR: Final = int(Datatype.XATTR)
@@ -40,7 +40,7 @@ _SNAPPY: Final = int(Datatype.SNAPPY)
 _JSON: Final = int(Datatype.JSON)
 
 
-def apply_all(group: Group, changes: Sequence[c.Change]) -> list[c.Outcome]:
+def apply_all(group: WriteGroup, changes: Sequence[c.Change]) -> list[c.Outcome]:
     """Adds changes to the group. Returns one outcome for each; a refusal is an outcome."""
     outcomes: list[c.Outcome] = []
     for change in insert_plain(group, changes, outcomes):
@@ -54,7 +54,7 @@ def apply_all(group: Group, changes: Sequence[c.Change]) -> list[c.Outcome]:
 
 
 def _existing(
-    group: Group, vbucket: int, key: bytes, cas: int = 0, status: Status = Status.NOT_FOUND
+    group: WriteGroup, vbucket: int, key: bytes, cas: int = 0, status: Status = Status.NOT_FOUND
 ) -> tuple[Progress, int, bytes, StoredRecord]:
     """Returns progress, collection, path and record of a document. Refuses if it is missing."""
     progress = group.active[vbucket]
@@ -71,7 +71,7 @@ def _existing(
 
 
 def _mutate(
-    group: Group,
+    group: WriteGroup,
     vbucket: int,
     progress: Progress,
     path: bytes,
@@ -101,7 +101,7 @@ def _mutate(
 
 
 def _write_tombstone(
-    group: Group,
+    group: WriteGroup,
     vbucket: int,
     progress: Progress,
     path: bytes,
@@ -136,12 +136,12 @@ def _write_tombstone(
     return c.Applied(vbucket, seqno, cas)
 
 
-def _value(group: Group, vbucket: int, record: StoredRecord) -> bytes:
+def _value(group: WriteGroup, vbucket: int, record: StoredRecord) -> bytes:
     return canonical.parse(group.frame(vbucket, record)).value
 
 
 def _keeping_xattrs(
-    group: Group, vbucket: int, live: StoredRecord, value: bytes, datatype: int
+    group: WriteGroup, vbucket: int, live: StoredRecord, value: bytes, datatype: int
 ) -> tuple[bytes, int]:
     """Adds the xattrs of the replaced document to a new value that has none of its own."""
     if datatype & _XATTR:
@@ -152,7 +152,7 @@ def _keeping_xattrs(
 
 
 def _store(
-    group: Group,
+    group: WriteGroup,
     change: c.SetDocument | c.AddDocument | c.ReplaceDocument,
     progress: Progress,
     collection: int,
@@ -174,7 +174,7 @@ def _store(
 # ---- client operations -------------------------------------------------------------------
 
 
-def _set(group: Group, change: c.SetDocument) -> c.Applied:
+def _set(group: WriteGroup, change: c.SetDocument) -> c.Applied:
     vbucket, key = change.vbucket, change.key
     progress = group.active[vbucket]
     collection = check_key(group.collections, key)
@@ -185,7 +185,7 @@ def _set(group: Group, change: c.SetDocument) -> c.Applied:
     return _store(group, change, progress, collection, path, old, live)
 
 
-def _add(group: Group, change: c.AddDocument) -> c.Applied:
+def _add(group: WriteGroup, change: c.AddDocument) -> c.Applied:
     progress = group.active[change.vbucket]
     collection = check_key(group.collections, change.key)
     path = vbucket_key(change.vbucket) + change.key
@@ -195,21 +195,23 @@ def _add(group: Group, change: c.AddDocument) -> c.Applied:
     return _store(group, change, progress, collection, path, old, None)
 
 
-def _replace(group: Group, change: c.ReplaceDocument) -> c.Applied:
+def _replace(group: WriteGroup, change: c.ReplaceDocument) -> c.Applied:
     progress, collection, path, live = _existing(group, change.vbucket, change.key, change.cas)
     return _store(group, change, progress, collection, path, live, live)
 
 
-def _append(group: Group, change: c.AppendToDocument) -> c.Applied:
+def _append(group: WriteGroup, change: c.AppendToDocument) -> c.Applied:
     return _extend(group, change, lambda body: body + change.value)
 
 
-def _prepend(group: Group, change: c.PrependToDocument) -> c.Applied:
+def _prepend(group: WriteGroup, change: c.PrependToDocument) -> c.Applied:
     return _extend(group, change, lambda body: change.value + body)
 
 
 def _extend(
-    group: Group, change: c.AppendToDocument | c.PrependToDocument, join: Callable[[bytes], bytes]
+    group: WriteGroup,
+    change: c.AppendToDocument | c.PrependToDocument,
+    join: Callable[[bytes], bytes],
 ) -> c.Applied:
     vbucket, key = change.vbucket, change.key
     progress, _, path, live = _existing(group, vbucket, key, change.cas, Status.NOT_STORED)
@@ -224,7 +226,7 @@ def _extend(
     )
 
 
-def _count(group: Group, change: c.Counter) -> c.Applied:
+def _count(group: WriteGroup, change: c.Counter) -> c.Applied:
     vbucket, key = change.vbucket, change.key
     progress = group.active[vbucket]
     collection = check_key(group.collections, key)
@@ -255,7 +257,7 @@ def _count(group: Group, change: c.Counter) -> c.Applied:
     return done._replace(number=number)
 
 
-def _touch(group: Group, change: c.TouchDocument) -> c.Applied:
+def _touch(group: WriteGroup, change: c.TouchDocument) -> c.Applied:
     vbucket, key = change.vbucket, change.key
     progress, collection, path, live = _existing(group, vbucket, key)
     expiry = expiry_time(group, collection, change.expiry)
@@ -267,14 +269,14 @@ def _touch(group: Group, change: c.TouchDocument) -> c.Applied:
     )
 
 
-def _delete(group: Group, change: c.DeleteDocument) -> c.Applied:
+def _delete(group: WriteGroup, change: c.DeleteDocument) -> c.Applied:
     progress, _, path, live = _existing(group, change.vbucket, change.key, change.cas)
     return _write_tombstone(
         group, change.vbucket, progress, path, change.key, live, RecordKind.DELETION
     )
 
 
-def _edit(group: Group, change: c.EditDocument) -> c.Applied:
+def _edit(group: WriteGroup, change: c.EditDocument) -> c.Applied:
     """Writes an edited document if the version that it was computed from is still current."""
     vbucket, key = change.vbucket, change.key
     progress = group.active[vbucket]
@@ -322,7 +324,7 @@ def _stamped(edit: c.EditDocument, cas: int, seqno: int) -> bytes:
     return value
 
 
-def _expire(group: Group, change: c.Expire) -> c.Applied:
+def _expire(group: WriteGroup, change: c.Expire) -> c.Applied:
     progress = group.active[change.vbucket]
     check_key(group.collections, change.key)  # dropped collections are erased, not expired
     path = vbucket_key(change.vbucket) + change.key
@@ -334,7 +336,7 @@ def _expire(group: Group, change: c.Expire) -> c.Applied:
     )
 
 
-def _prepare(group: Group, change: c.PrepareWrite) -> c.Applied:
+def _prepare(group: WriteGroup, change: c.PrepareWrite) -> c.Applied:
     """Runs the rule of a client write with its durability level, so that it writes a prepare."""
     if change.level < 1:
         raise StoreRefusal(Status.INVALID, f"{change.level} is no durability level")
@@ -345,7 +347,7 @@ def _prepare(group: Group, change: c.PrepareWrite) -> c.Applied:
         group.level = 0
 
 
-_RULES: Final[dict[type[Any], Callable[[Group, Any], c.Applied]]] = {
+_RULES: Final[dict[type[Any], Callable[[WriteGroup, Any], c.Applied]]] = {
     c.SetDocument: _set,
     c.AddDocument: _add,
     c.ReplaceDocument: _replace,

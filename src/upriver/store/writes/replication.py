@@ -9,9 +9,9 @@ from typing import Final
 
 from ...errors import Status, StoreRefusal
 from ...model import Op, Snapshot, VBucketState
-from ...wire import canonical, leb128, prepares
+from ...wire import canonical, leb128, stored_prepares
 from ...wire.leb128 import key_name
-from ...wire.prepares import StoredPrepare
+from ...wire.stored_prepares import StoredPrepare
 from ..rocksdb_layout import (
     PREPARE_COLLECTION,
     SYSTEM_COLLECTION,
@@ -22,7 +22,7 @@ from ..rocksdb_layout import (
 )
 from ..vbucket import Progress
 from . import sync_writes, system_events
-from .document_changes import (
+from .change_requests import (
     Applied,
     BeginSnapshot,
     EndSnapshot,
@@ -33,13 +33,13 @@ from .document_changes import (
 )
 from .operation_checks import check_cas, check_key, check_value, live_record
 from .sync_writes import current, install_prepare, replace_prepared
-from .write_group import Group
+from .write_group import WriteGroup
 
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
 _RESERVED: Final = (leb128.encode(SYSTEM_COLLECTION), leb128.encode(PREPARE_COLLECTION))
 
 
-def with_meta(group: Group, change: WithMeta) -> Applied:
+def with_meta(group: WriteGroup, change: WithMeta) -> Applied:
     """Writes a version from another cluster, unless the stored version is newer."""
     vbucket, key = change.vbucket, change.key
     progress = group.active[vbucket]
@@ -58,7 +58,7 @@ def with_meta(group: Group, change: WithMeta) -> Applied:
     return Applied(vbucket, progress.high, change.new_cas)
 
 
-def _prepare(group: Group, progress: Progress, path: bytes, change: WithMeta) -> Applied:
+def _prepare(group: WriteGroup, progress: Progress, path: bytes, change: WithMeta) -> Applied:
     group.clock.observe(change.new_cas)
     prepared = StoredPrepare(
         change.vbucket,
@@ -88,7 +88,7 @@ def _pack(change: WithMeta, seqno: int) -> bytes:
 
 
 def _install_made(
-    group: Group,
+    group: WriteGroup,
     vbucket: int,
     progress: Progress,
     path: bytes,
@@ -103,7 +103,7 @@ def _install_made(
     group.install(vbucket, progress, path, old, frame, version)
 
 
-def replicate(group: Group, change: Replicate) -> Applied:
+def replicate(group: WriteGroup, change: Replicate) -> Applied:
     """Writes a change of the active copy to a replica."""
     vbucket, frame = change
     group.require(vbucket, *_COPIES)
@@ -119,7 +119,7 @@ def replicate(group: Group, change: Replicate) -> Applied:
     key = canonical.key_of(frame)
     _check_collection(key)
     path = vbucket_key(vbucket) + key
-    if prepares.is_prepare(frame):
+    if stored_prepares.is_prepare(frame):
         return _replicate_prepare(group, progress, path, frame)
     if path in progress.prepares:
         # A disk snapshot sends the commit of a prepare as the version that it became.
@@ -130,25 +130,25 @@ def replicate(group: Group, change: Replicate) -> Applied:
     return Applied(vbucket, record.seqno, record.cas)
 
 
-def _replicate_prepare(group: Group, progress: Progress, path: bytes, frame: bytes) -> Applied:
-    if not prepares.is_valid_prepare(frame):
+def _replicate_prepare(group: WriteGroup, progress: Progress, path: bytes, frame: bytes) -> Applied:
+    if not stored_prepares.is_valid_prepare(frame):
         raise StoreRefusal(Status.INVALID, "a prepare without a durability level or a CAS")
-    prepared = prepares.parse_prepare(frame)
+    prepared = stored_prepares.parse_prepare(frame)
     group.clock.observe(prepared.cas)
     return install_prepare(group, prepared.vbucket, progress, path, prepared)
 
 
-def replicate_commit(group: Group, change: ReplicateCommit) -> Applied:
+def replicate_commit(group: WriteGroup, change: ReplicateCommit) -> Applied:
     """Commits a prepare that the active copy committed."""
     return sync_writes.replicate_commit(group, _open_awaiting(group, change), change)
 
 
-def replicate_abort(group: Group, change: ReplicateAbort) -> Applied:
+def replicate_abort(group: WriteGroup, change: ReplicateAbort) -> Applied:
     """Aborts a prepare that the active copy aborted."""
     return sync_writes.replicate_abort(group, _open_awaiting(group, change), change)
 
 
-def _open_awaiting(group: Group, change: ReplicateCommit | ReplicateAbort) -> Progress:
+def _open_awaiting(group: WriteGroup, change: ReplicateCommit | ReplicateAbort) -> Progress:
     group.require(change.vbucket, *_COPIES)
     _check_collection(change.key)
     progress = group.open(change.vbucket)
@@ -156,7 +156,7 @@ def _open_awaiting(group: Group, change: ReplicateCommit | ReplicateAbort) -> Pr
     return progress
 
 
-def _require_awaited(group: Group, vbucket: int, progress: Progress, seqno: int) -> None:
+def _require_awaited(group: WriteGroup, vbucket: int, progress: Progress, seqno: int) -> None:
     """Refuses a seqno that the replica already has, or that lies beyond its snapshot."""
     snapshot = group.standing(vbucket).snapshot
     if not progress.high < seqno <= snapshot.end:
@@ -173,7 +173,7 @@ def _check_collection(key: bytes) -> None:
         raise StoreRefusal(Status.INVALID, f"the key {key_name(key)} is in a reserved collection")
 
 
-def begin_snapshot(group: Group, change: BeginSnapshot) -> Applied:
+def begin_snapshot(group: WriteGroup, change: BeginSnapshot) -> Applied:
     """Records the snapshot that a replica begins to receive."""
     vbucket, start, end = change
     group.require(vbucket, *_COPIES)
@@ -193,7 +193,7 @@ def begin_snapshot(group: Group, change: BeginSnapshot) -> Applied:
     return Applied(vbucket, high, 0)
 
 
-def end_snapshot(group: Group, change: EndSnapshot) -> Applied:
+def end_snapshot(group: WriteGroup, change: EndSnapshot) -> Applied:
     """Records that a snapshot without a known end is complete at the replica's high seqno."""
     group.require(change.vbucket, *_COPIES)
     high = group.open(change.vbucket).high

@@ -16,9 +16,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ...errors import Status, StoreRefusal
-from ...wire import prepares
+from ...wire import stored_prepares
 from ...wire.leb128 import key_name
-from ...wire.prepares import StoredPrepare
+from ...wire.stored_prepares import StoredPrepare
 from ..rocksdb import Database
 from ..rocksdb_layout import (
     PREPARE_COLLECTION,
@@ -32,7 +32,7 @@ from ..rocksdb_layout import (
     vbucket_range,
 )
 from ..vbucket import PendingPrepare, Progress
-from .document_changes import (
+from .change_requests import (
     AbortPrepared,
     Applied,
     CommitPrepared,
@@ -40,7 +40,7 @@ from .document_changes import (
     ReplicateCommit,
 )
 from .operation_checks import check_key
-from .write_group import Group
+from .write_group import WriteGroup
 
 
 class CompletionKind(Enum):
@@ -60,10 +60,13 @@ class Completion(NamedTuple):
 
 def is_abort_of(frame: bytes, prepared_seqno: int) -> bool:
     """Whether a stored frame is the abort of that prepare."""
-    return prepares.is_abort(frame) and prepares.parse_abort(frame).prepared_seqno == prepared_seqno
+    return (
+        stored_prepares.is_abort(frame)
+        and stored_prepares.parse_abort(frame).prepared_seqno == prepared_seqno
+    )
 
 
-def current(group: Group, progress: Progress, path: bytes) -> StoredRecord | None:
+def current(group: WriteGroup, progress: Progress, path: bytes) -> StoredRecord | None:
     """Returns the newest version at ``path``. Refuses while the key has a pending prepare."""
     if progress.prepares and path in progress.prepares:
         raise StoreRefusal(
@@ -76,7 +79,7 @@ def current(group: Group, progress: Progress, path: bytes) -> StoredRecord | Non
 
 
 def install_prepare(
-    group: Group, vbucket: int, progress: Progress, path: bytes, change: StoredPrepare
+    group: WriteGroup, vbucket: int, progress: Progress, path: bytes, change: StoredPrepare
 ) -> Applied:
     """Adds a prepare to the write group."""
     hidden = prepared_path(path)
@@ -90,13 +93,13 @@ def install_prepare(
         change.datatype,
     )
     group.install(
-        vbucket, progress, hidden, group.record(hidden), prepares.prepare(change), version
+        vbucket, progress, hidden, group.record(hidden), stored_prepares.prepare(change), version
     )
     progress.add_prepare(path, PendingPrepare(change.seqno, change.level))
     return Applied(vbucket, change.seqno, change.cas)
 
 
-def commit(group: Group, change: CommitPrepared) -> Applied:
+def commit(group: WriteGroup, change: CommitPrepared) -> Applied:
     """Commits a prepare."""
     vbucket, key, seqno = change
     progress = group.active[vbucket]
@@ -106,7 +109,7 @@ def commit(group: Group, change: CommitPrepared) -> Applied:
     return _complete(group, vbucket, progress, path, progress.high + 1)
 
 
-def abort(group: Group, change: AbortPrepared) -> Applied:
+def abort(group: WriteGroup, change: AbortPrepared) -> Applied:
     """Aborts a prepare."""
     vbucket, key, seqno = change
     progress = group.active[vbucket]
@@ -126,16 +129,18 @@ def _require_pending(progress: Progress, path: bytes, seqno: int) -> None:
 # ---- active and replica vbuckets ---------------------------------------------------------
 
 
-def _complete(group: Group, vbucket: int, progress: Progress, path: bytes, seqno: int) -> Applied:
+def _complete(
+    group: WriteGroup, vbucket: int, progress: Progress, path: bytes, seqno: int
+) -> Applied:
     record = group.record(prepared_path(path))
     assert record is not None
-    frame = prepares.committed(group.frame(vbucket, record), seqno)
+    frame = stored_prepares.committed(group.frame(vbucket, record), seqno)
     replace_prepared(group, vbucket, progress, path, frame, record_of(frame))
     return Applied(vbucket, seqno, record.cas)
 
 
 def replace_prepared(
-    group: Group,
+    group: WriteGroup,
     vbucket: int,
     progress: Progress,
     path: bytes,
@@ -154,13 +159,18 @@ def replace_prepared(
 
 
 def _install_abort(
-    group: Group, vbucket: int, progress: Progress, path: bytes, prepared_seqno: int, seqno: int
+    group: WriteGroup,
+    vbucket: int,
+    progress: Progress,
+    path: bytes,
+    prepared_seqno: int,
+    seqno: int,
 ) -> Applied:
     hidden = prepared_path(path)
     old = group.record(hidden)
     # Use the prepare's CAS, so that all copies with the prepare store the same abort.
     cas = old.cas if old and old.seqno == prepared_seqno else group.clock.next()
-    frame = prepares.abort(vbucket, seqno, prepared_seqno, cas, path[2:])
+    frame = stored_prepares.abort(vbucket, seqno, prepared_seqno, cas, path[2:])
     version = (seqno, 0, cas, 0, 0, RecordKind.ABORT, 0)
     group.install(vbucket, progress, hidden, old, frame, version)
     progress.drop_prepare(path)
@@ -170,14 +180,14 @@ def _install_abort(
 # ---- replica vbuckets --------------------------------------------------------------------
 
 
-def replicate_commit(group: Group, progress: Progress, change: ReplicateCommit) -> Applied:
+def replicate_commit(group: WriteGroup, progress: Progress, change: ReplicateCommit) -> Applied:
     """Commits a prepare that the active copy committed."""
     path = vbucket_key(change.vbucket) + change.key
     _require_pending(progress, path, change.prepared_seqno)
     return _complete(group, change.vbucket, progress, path, change.seqno)
 
 
-def replicate_abort(group: Group, progress: Progress, change: ReplicateAbort) -> Applied:
+def replicate_abort(group: WriteGroup, progress: Progress, change: ReplicateAbort) -> Applied:
     """Aborts a prepare that the active copy aborted, or stores the abort of an unknown prepare."""
     path = vbucket_key(change.vbucket) + change.key
     return _install_abort(
@@ -197,11 +207,11 @@ def load_prepares(engine: Database, vbucket: int, progress: Progress) -> None:
         if frame is None:
             continue  # `consistency_check` reports it
         if record.kind == RecordKind.PREPARE:
-            level = prepares.parse_prepare(frame).level
+            level = stored_prepares.parse_prepare(frame).level
             pending = PendingPrepare(record.seqno, level, maybe_committed=True)
             progress.add_prepare(document_path(path), pending)
         else:
-            prepared = prepares.parse_abort(frame).prepared_seqno
+            prepared = stored_prepares.parse_abort(frame).prepared_seqno
             progress.prepared_seqno = max(progress.prepared_seqno, prepared)
             progress.last_completed = max(progress.last_completed, prepared)
     find_visible(engine, vbucket, progress)
@@ -212,7 +222,7 @@ def find_visible(engine: Database, vbucket: int, progress: Progress) -> None:
     progress.hidden = (0, 0)
     if progress.sync_seqno == progress.high and progress.high:
         for at, frame in engine.seqnos.scan_back(vbucket_range(vbucket)):
-            if not prepares.is_hidden(frame):
+            if not stored_prepares.is_hidden(frame):
                 progress.hidden = (int.from_bytes(at[2:]), progress.high)
                 return
         progress.hidden = (0, progress.high)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from ...errors import DecodeError, Status, StoreRefusal
-from ...wire import canonical, prepares
+from ...wire import canonical, stored_prepares
 from ...wire import messages as m
 from ...wire.dialects.dcp import Dcp
 from ...wire.header import REQUEST
@@ -64,7 +64,7 @@ def is_canonical(frame: bytes, vbucket: int) -> bool:
     magic, opcode, frame_vbucket, body, opaque = _HEAD.unpack_from(frame)
     return (
         magic == REQUEST
-        and (opcode in canonical.STORED_OPCODES or prepares.is_prepare(frame))
+        and (opcode in canonical.STORED_OPCODES or stored_prepares.is_prepare(frame))
         and frame_vbucket == vbucket
         and body == len(frame) - _SEQNO_AT
         and opaque == 0
@@ -96,7 +96,7 @@ def path_of(vbucket: int, frame: bytes) -> bytes:
     if canonical.is_event(frame):
         return key_of(vbucket, decode(frame))
     path = vbucket_key(vbucket) + canonical.key_of(frame)
-    return prepared_path(path) if prepares.is_hidden(frame) else path
+    return prepared_path(path) if stored_prepares.is_hidden(frame) else path
 
 
 def record_for(frame: bytes) -> StoredRecord:
@@ -104,8 +104,8 @@ def record_for(frame: bytes) -> StoredRecord:
     if canonical.is_event(frame):
         seqno, created = canonical.seqno_of(frame), int(decode(frame).created)
         return StoredRecord(seqno, 0, 0, created, 0, RecordKind.EVENT, 0, 0, 0, 0)
-    if prepares.is_prepare(frame):
-        one = prepares.parse_prepare(frame)
+    if stored_prepares.is_prepare(frame):
+        one = stored_prepares.parse_prepare(frame)
         return StoredRecord(
             one.seqno,
             one.rev,
@@ -118,7 +118,7 @@ def record_for(frame: bytes) -> StoredRecord:
             0,
             0,
         )
-    if prepares.is_abort(frame):
-        given_up = prepares.parse_abort(frame)
+    if stored_prepares.is_abort(frame):
+        given_up = stored_prepares.parse_abort(frame)
         return StoredRecord(given_up.seqno, 0, given_up.cas, 0, 0, RecordKind.ABORT, 0, 0, 0, 0)
     return record_of(frame)

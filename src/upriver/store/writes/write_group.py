@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import Status, StoreDamaged, StoreRefusal
 from ...model import VBucketState
-from ...wire.prepares import parse_prepare
+from ...wire.stored_prepares import parse_prepare
 from ..manifest import Event, Manifest
 from ..rocksdb import Batch, Database
 from ..rocksdb_layout import (
@@ -53,7 +53,7 @@ class _ActiveVBuckets(dict[int, Progress]):
 
     __slots__ = ("_group",)
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: WriteGroup) -> None:
         super().__init__()
         self._group = group
 
@@ -70,7 +70,7 @@ class _ActiveVBuckets(dict[int, Progress]):
         return progress
 
 
-class Group:
+class WriteGroup:
     """Changes that are committed together. Created and filled under the bucket's write lock."""
 
     def __init__(

@@ -29,14 +29,14 @@ from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings
 from .client import EXPIRING
 from .containers import check_bounded
-from .flushes import Flushes
+from .flush_oracle import FlushOracle
 from .history import Violation
 from .linearizability import FLUSH, LOSS, Operation
 from .node import Node
-from .node_machines import Nobody, WorldProcesses
 from .plan import Plan, Scope
 from .reigns import Reigns
 from .scheduler import Process
+from .simulated_node_processes import Nobody, SimulatedNodeProcesses
 from .world import BUCKET, BUCKET_UUID, FIRST_PORT, PATIENCE, World
 
 #: Three nodes with replicas, and a manager that fails nodes over and recovers them.
@@ -125,7 +125,7 @@ class ClusterWorld(World):
         self._under_way: set[asyncio.Task[None]] = set()
         self.reigns = Reigns()
         self.histories.on_promotion = self._promoted
-        self.flushes = Flushes()
+        self.flushes = FlushOracle()
         self.histories.on_flush = self._flushed
         #: Called once, with the node that commits the next change.
         self.at_commit: Callable[[str], None] | None = None
@@ -198,7 +198,7 @@ class ClusterWorld(World):
         process = self.manager_process = self.new_process("manager")
 
         async def manage() -> None:
-            processes = WorldProcesses(self)
+            processes = SimulatedNodeProcesses(self)
             self.manager = Manager(self.directory, processes, self._manager_access)
             self.commands = Commands(self.manager, lambda host: next(self._ports))
             await self.manager.start()

@@ -16,7 +16,7 @@ from ...store.rocksdb import Batch
 from ...store.vbucket import Standing, load
 from ...wire import canonical
 from ...wire.canonical import CanonicalChange
-from ...wire.prepares import is_hidden
+from ...wire.stored_prepares import is_hidden
 
 
 class Violation(AssertionError):

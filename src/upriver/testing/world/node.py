@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ...errors import Status, StoreError, StoreRefusal
 from ...producer.connections.connection import Connection
-from ...producer.connections.turn_scheduler import TurnScheduler
+from ...producer.connections.connection_scheduler import ConnectionScheduler
 from ...producer.keyvalue import BackgroundWork
 from ...producer.membership import NodeLease
 from ...producer.server import Server
@@ -25,8 +25,8 @@ from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, Store
 from ...store.bucket_environment import Platform
+from ...store.writes.change_requests import Change, Outcome
 from ...store.writes.commit_threads import GroupWriter, Ticker
-from ...store.writes.document_changes import Change, Outcome
 from .disk import SimulatedDisk
 from .scheduler import Process
 
@@ -176,8 +176,8 @@ class _WorldServer(Server):
         super().__init__(node, settings)
         self._process = process
 
-    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> TurnScheduler:
-        return TurnScheduler(loop, loop.time)
+    def make_scheduler(self, loop: asyncio.AbstractEventLoop) -> ConnectionScheduler:
+        return ConnectionScheduler(loop, loop.time)
 
     async def listen(self, tls: ssl.SSLContext | None) -> int:
         await self._process.loop.create_server(

@@ -20,7 +20,7 @@ from ...spark.tables.format import data_files
 from ...spark.tables.format.storage import FileGone
 from ...spark.tables.places import TablePlace
 from ...spark.tables.settings import PipelineSettings
-from ...spark.tables.upkeep import maintenance
+from ...spark.tables.upkeep import manual_maintenance
 from .blocking import machine, replaced
 from .faults import FAULTS
 from .history import Violation
@@ -197,7 +197,7 @@ class TableWorld(World):
         def work() -> None:
             for _ in range(times):
                 try:
-                    maintenance.compact(TablePlace(self.storage), seconds=seconds)
+                    manual_maintenance.compact(TablePlace(self.storage), seconds=seconds)
                     self.trace("maintained")
                 except UpriverError as problem:
                     self.trace("not maintained", type(problem).__name__)
@@ -216,7 +216,7 @@ class TableWorld(World):
         before = self.oracle.documents()
 
         def work() -> None:
-            maintenance.compact(TablePlace(self.storage), seconds=0.0)
+            manual_maintenance.compact(TablePlace(self.storage), seconds=0.0)
             self.trace("maintained")
 
         thread = self.threads.start(process, work)

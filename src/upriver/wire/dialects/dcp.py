@@ -13,6 +13,7 @@ from ...errors import Status
 from ...model import VBucketState
 from .. import messages as m
 from ..codecs import CACHED_ITEMS, FAILOVER_LOG, TEXT
+from ..enum_codes import DURABILITY_LEVELS, MODERN_REASONS, MODERN_STATES, STATUSES
 from ..layout import (
     ALL_DATATYPES,
     Cas,
@@ -28,7 +29,6 @@ from ..layout import (
 )
 from ..names import Command as C
 from ..names import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
-from ..numbers import DURABILITY_LEVELS, MODERN_REASONS, MODERN_STATES, STATUSES
 from . import keyvalue
 from .interface import SnapshotStyle
 from .layout_table import Table

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ...errors import Status
 from .. import messages as m
+from ..enum_codes import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from ..layout import KeyRule, Layout, Record, Value, u8, u32, u64
 from ..names import Command as C
-from ..numbers import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from . import keyvalue
 from .dcp import STREAM_RANGE, stream_responses
 from .interface import SnapshotStyle

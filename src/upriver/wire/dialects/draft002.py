@@ -16,6 +16,7 @@ from ...errors import DecodeError, Status
 from .. import limits
 from .. import messages as m
 from ..codecs import FAILOVER_LOG, text
+from ..enum_codes import DRAFT_REASONS
 from ..framing import HEADER_002_SIZE
 from ..layout import (
     FieldError,
@@ -32,7 +33,6 @@ from ..layout import (
     u64,
 )
 from ..names import Command as C
-from ..numbers import DRAFT_REASONS
 from .interface import SnapshotStyle
 from .packet_encoder import refuse
 

@@ -19,6 +19,7 @@ from ..codecs import (
     mutation_paths,
     text,
 )
+from ..enum_codes import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 from ..layout import (
     ALL_DATATYPES,
     Cas,
@@ -35,7 +36,6 @@ from ..layout import (
     u64,
 )
 from ..names import Command as C
-from ..numbers import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 
 #: Commands that servers once had and do not any more: of ranges, of TAP, of checkpoints, and
 #: others. They are known and not supported, where an opcode that nobody ever had is unknown.

@@ -20,9 +20,9 @@ from ....wire import kv_messages as kv
 from ....wire import values
 from ....wire.canonical import CanonicalChange
 from ....wire.crc32c import crc32c
+from ....wire.enum_codes import STATUSES
 from ....wire.names import Command as C
 from ....wire.names import PathFlag
-from ....wire.numbers import STATUSES
 from . import json_edits
 from .json_paths import entries, parse_path, reading
 

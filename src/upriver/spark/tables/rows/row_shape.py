@@ -36,7 +36,7 @@ from ...options import ReadOptions
 from ..format.data_files import GROUP, VALID_TO
 from .json_columns import JsonColumns
 from .json_types import VOID, Type, count, merged, settled
-from .key_columns import KeyColumns
+from .key_pattern import KeyColumns
 
 CORRUPT: Final = "_corrupt_record"
 RESCUED: Final = "_rescued"

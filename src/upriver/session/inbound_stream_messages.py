@@ -22,7 +22,7 @@ _SYSTEM: Final = (
 _SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
 
 
-class StreamMessages:
+class InboundStreamMessages:
     """Applies messages to streams; a message that was not negotiated breaks a rule."""
 
     def __init__(self, rows: RowCheck, *, sync_writes: bool, out_of_order: bool) -> None:

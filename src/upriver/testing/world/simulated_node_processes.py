@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .cluster_world import ClusterWorld
 
 
-class WorldProcesses(Processes):
+class SimulatedNodeProcesses(Processes):
     """Starts and ends the nodes of a world, as far as the manager can reach their machines."""
 
     def __init__(self, world: ClusterWorld) -> None:

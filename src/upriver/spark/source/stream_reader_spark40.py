@@ -20,7 +20,7 @@ from .stream_reader import DcpStreamReader, StepsPartition
 _log = logging.getLogger("upriver.spark")
 
 
-class RememberingStreamReader(DcpStreamReader):
+class Spark40StreamReader(DcpStreamReader):
     """Its first batch begins where the options say, and the offset at its end records where."""
 
     def __init__(self, options: ReadOptions) -> None:

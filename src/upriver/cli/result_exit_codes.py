@@ -20,7 +20,7 @@ class _Trouble(click.ClickException):
         click.echo(f"error: {self.format_message()}", file=file, err=True)
 
 
-class Question(click.Command):
+class ResultCommand(click.Command):
     """A command whose exit status is its result."""
 
     def invoke(self, context: click.Context) -> Any:

@@ -16,7 +16,7 @@ class _Flush(NamedTuple):
     moment: int
 
 
-class Flushes:
+class FlushOracle:
     """Every flush of an active copy."""
 
     def __init__(self) -> None:

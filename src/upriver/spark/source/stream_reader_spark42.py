@@ -22,7 +22,7 @@ from .offsets import Offset
 from .stream_reader import DcpStreamReader
 
 
-class AdmittingStreamReader(DcpStreamReader, SupportsTriggerAvailableNow):
+class Spark42StreamReader(DcpStreamReader, SupportsTriggerAvailableNow):
     """Its first offset is decided by the first plan, whose empty batch puts it into the log."""
 
     def __init__(self, options: ReadOptions) -> None:

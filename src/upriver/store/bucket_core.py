@@ -28,9 +28,9 @@ from .seqno_reader import OpenReaders
 from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid
 from .writes import operations, system_events
 from .writes.cas_clock import HybridClock
-from .writes.document_changes import Change, Outcome
+from .writes.change_requests import Change, Outcome
 from .writes.sync_writes import load_prepares
-from .writes.write_group import Group
+from .writes.write_group import WriteGroup
 
 logger = logging.getLogger("upriver.store")
 
@@ -49,7 +49,7 @@ Listener = Callable[[Mapping[int, int]], None]
 _RECOVERY_INTERVAL: Final = 1.0
 
 
-class Core:
+class BucketCore:
     """The database, vbuckets, clock and write lock of one bucket."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Core:
     # ---- write groups --------------------------------------------------------------------
 
     @contextmanager
-    def change(self) -> Iterator[Group]:
+    def change(self) -> Iterator[WriteGroup]:
         """Yields a write group. It is committed when the block ends, or dropped on an error."""
         with self._lock:
             if self._failure is not None:
@@ -103,8 +103,8 @@ class Core:
                 yield group
 
     @contextmanager
-    def _group(self) -> Iterator[Group]:
-        group = Group(
+    def _group(self) -> Iterator[WriteGroup]:
+        group = WriteGroup(
             self.engine,
             self.vbuckets,
             self.clock,
@@ -125,7 +125,7 @@ class Core:
         with self.change() as group:
             return operations.apply_all(group, changes)
 
-    def _commit(self, group: Group) -> None:
+    def _commit(self, group: WriteGroup) -> None:
         group.seal()
         if group.batch.empty:
             return
@@ -138,7 +138,7 @@ class Core:
         self.commits += 1
         self._publish(group)
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: WriteGroup) -> None:
         """Reloads the progress of the vbuckets that a dropped group had changed."""
         try:
             for vbucket in group.progress:
@@ -203,7 +203,7 @@ class Core:
         self.totals = Totals(self.vbuckets)
         return lost, moved
 
-    def _publish(self, group: Group) -> None:
+    def _publish(self, group: WriteGroup) -> None:
         vbuckets = self.vbuckets
         for vbucket, standing in group.standings.items():
             vbuckets[vbucket].standing = standing
@@ -346,7 +346,7 @@ class Core:
         with self.change() as group:
             self._branch_all(group, "the bucket %s is an older copy")
 
-    def _branch_all(self, group: Group, why: str) -> None:
+    def _branch_all(self, group: WriteGroup, why: str) -> None:
         """Begins a new branch in every active vbucket: changes that readers have may be lost."""
         for vbucket in self.vbuckets:
             standing, high = vbucket.standing, vbucket.progress.high

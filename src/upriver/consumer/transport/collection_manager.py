@@ -27,7 +27,7 @@ _EXISTS: Final = "already exists"
 _MISSING: Final = "not found"
 
 
-class CollectionsManagement:
+class CollectionManager:
     """Creates and drops scopes and collections of one bucket."""
 
     def __init__(

@@ -21,7 +21,7 @@ from .compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compactio
 from .retention import remove_leftovers
 
 
-class TableCare:
+class TableMaintenance:
     """Rearranges the files of the tables, and removes what nobody needs any more."""
 
     def __init__(self, tables: table_set.TableSet) -> None:

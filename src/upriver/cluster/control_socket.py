@@ -66,7 +66,7 @@ class _Listener:
             self.say({})
 
 
-class ApiServer:
+class ControlServer:
     """Accepts commands, several at a time."""
 
     def __init__(self, directory: Path, handler: Handler) -> None:

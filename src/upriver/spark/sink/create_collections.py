@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...consumer.transport.management_http import CollectionsManagement
+from ...consumer.transport.collection_manager import CollectionManager
 from ...consumer.writing.writer import Writer
 from ...errors import ConfigError
 from ..options import WriteOptions
@@ -27,13 +27,13 @@ def created_collection(options: WriteOptions, opened: Writer, scope: str, collec
             if time.monotonic() > deadline:
                 raise
         if not tried:
-            ensure_collection(CollectionsManagement(options.source, options.access), name)
+            ensure_collection(CollectionManager(options.source, options.access), name)
             tried = True
         opened.renew()
         time.sleep(_PAUSE)
 
 
-def ensure_collection(management: CollectionsManagement, name: str) -> None:
+def ensure_collection(management: CollectionManager, name: str) -> None:
     """Creates a collection and its scope, unless they are there; others may do so meanwhile."""
     scope, _, collection = name.partition(".")
     management.create_scope(scope, exists_ok=True)

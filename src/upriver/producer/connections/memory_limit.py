@@ -43,7 +43,7 @@ class Holder(Protocol):
     def abort(self) -> None: ...
 
 
-class BufferBudget:
+class MemoryLimit:
     """The memory budget of one server. Only the event loop's thread may use it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:

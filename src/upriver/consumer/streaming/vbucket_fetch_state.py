@@ -15,7 +15,7 @@ from ..transport.async_connection import AsyncConnection
 
 
 @dataclass(slots=True)
-class VBucketReader:
+class VBucketFetchState:
     """Position, connection and retry state of one vbucket."""
 
     vbucket: int

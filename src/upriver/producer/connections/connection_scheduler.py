@@ -62,7 +62,7 @@ class Worker(Protocol):
         """Called when a turn raised an exception."""
 
 
-class TurnScheduler:
+class ConnectionScheduler:
     """The queues of one event loop. Only its thread may use them."""
 
     def __init__(

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from ..consumer.topology.collection_names import SYSTEM_SCOPE
-from ..consumer.transport.management_http import CollectionsManagement
+from ..consumer.transport.collection_manager import CollectionManager
 from ..consumer.writing.documents import Documents
 from ..errors import ConfigError, UpriverError
 from .options import ReadOptions, WriteOptions
-from .sink.target_collections import ensure_collection
+from .sink.create_collections import ensure_collection
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _EVERY: Final = 2.0
 _MAX_FILE: Final = 16 * 1024 * 1024
 
 
-class CopiedCollections:
+class CollectionSync:
     """The collections of one copy."""
 
     def __init__(
@@ -81,7 +81,7 @@ class CopiedCollections:
         gone = sorted((self._known - source) & target)
         if not missing and not gone:
             return
-        management = CollectionsManagement(self._write.source, self._write.access)
+        management = CollectionManager(self._write.source, self._write.access)
         for name in missing:
             ensure_collection(management, name)
         for name in gone:

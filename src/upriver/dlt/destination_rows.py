@@ -24,7 +24,7 @@ _CHUNK: Final = 50_000
 STRATEGY: Final = "delete-insert"
 
 
-class LoadedRows:
+class DestinationRows:
     """The rows of one table, with the columns `PLACES` in the schema ``places``."""
 
     def __init__(self, pipeline: Pipeline, table: str, places: pa.Schema) -> None:

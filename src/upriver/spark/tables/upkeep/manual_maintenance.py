@@ -18,11 +18,11 @@ from ..pipeline_start import held_properties
 from ..places import TablePlace
 from ..table_set import TableSet
 from .retention import Window
-from .table_care import TableCare
+from .table_maintenance import TableMaintenance
 
 
 @dataclass(frozen=True, slots=True)
-class Cared:
+class Compacted:
     """What was done for a table."""
 
     path: str
@@ -31,7 +31,7 @@ class Cared:
     vacuumed: int
 
 
-def compact(place: TablePlace, *, seconds: float) -> list[Cared]:
+def compact(place: TablePlace, *, seconds: float) -> list[Compacted]:
     """Compacts every table there, and removes what only versions older than that need."""
     if held_properties(place) is None:
         raise ConfigError(f"there is no Delta table at {place}")
@@ -45,7 +45,7 @@ def compact(place: TablePlace, *, seconds: float) -> list[Cared]:
         return _compacted(tables, lease, seconds)
 
 
-def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Cared]:
+def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Compacted]:
     if lease is None and tables.per_collection:
         raise ConfigError(
             f"a pipeline is running on {tables.root.url}, and compacts its tables by itself"
@@ -55,7 +55,7 @@ def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Ca
     }
     before = {name: len(table.files) for name, table in tables.all_tables().items()}
     tables.apply_pending()
-    care = TableCare(tables)
+    care = TableMaintenance(tables)
     care.compact(ThisProcess(), everything=True)
     if lease is not None:
         care.let_go(lease, seconds)
@@ -63,7 +63,7 @@ def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Ca
     gone = care.vacuum()
     after = {name: len(table.files) for name, table in tables.all_tables().items()}
     return [
-        Cared(
+        Compacted(
             f"{tables.root.url}/{name}" if name else tables.ledger.storage.url,
             before.get(name, 0),
             after.get(name, 0),
