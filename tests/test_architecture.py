@@ -142,11 +142,23 @@ def test_the_design_has_no_circles() -> None:
 )
 def test_importing_is_cheap(name: str) -> None:
     heavy = {"numpy", "pyarrow", "pyspark", "rocksdict", "rich", "click", "asyncio"}
-    code = f"import sys, {name}; print(*sys.modules)"
+    assert not heavy & imported_with(name)
+
+
+def test_clients_and_servers_start_without_pandas() -> None:
+    """Where it is installed, pyarrow imports it to make an array of a list: half of a start."""
+    found = imported_with("upriver.consumer, upriver.cluster.node_process, upriver.spark.tables")
+    assert "pyarrow" in found
+    assert "pandas" not in found
+
+
+def imported_with(names: str) -> set[str]:
+    """The modules that a new interpreter has after it has imported some."""
+    code = f"import sys, {names}; print(*sys.modules)"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert not heavy & set(output.stdout.split())
+    return set(output.stdout.split())
 
 
 def offered_and_defined_by(path: Path, tree: ast.Module) -> tuple[set[str], set[str]]:

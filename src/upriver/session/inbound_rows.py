@@ -18,6 +18,7 @@ from ..errors import DecodeError
 from ..model import Op
 from ..wire import columns
 from ..wire import messages as m
+from ..wire.columns.result import words
 from ..wire.dialects import Dialect
 from ..wire.framing import Framer
 from .flow_control import counted_size
@@ -26,7 +27,7 @@ from .flow_control import counted_size
 #: that of some thousand rows.
 READ_SIZE: Final = 2 << 20
 
-_OP_NAMES: Final = pa.array([op.value for op in Op], pa.string())
+_OP_NAMES: Final = words([op.value for op in Op])
 _OPS: Final = {
     kind: list(Op).index(op)
     for kind, op in (

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from ..errors import StreamRuleBroken
 from ..model import NO_END, Snapshot
-from ..wire.columns import SCHEMA
+from ..wire.columns.result import NOTHING
 from .consumer_events import Event, Rows, Step
 from .stream_position import PositionTracker
 
-_NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+_NO_ROWS: Final = NOTHING.batch
 
 
 def broken_rule(rule: str, vbucket: int | None, detail: str) -> StreamRuleBroken:

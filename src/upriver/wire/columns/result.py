@@ -5,8 +5,10 @@ Both implementations fill buffers that are allocated here, so their results have
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -35,11 +37,21 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
+
+def words(texts: Sequence[str]) -> pa.StringArray:
+    """An array of texts; ``pa.array`` of a list would import pandas, where that is installed."""
+    encoded = [text.encode() for text in texts]
+    offsets = array("i", accumulate(map(len, encoded), initial=0))
+    return pa.StringArray.from_buffers(
+        len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))
+    )
+
+
 # Derived once, because accessing a schema costs more than filling a small batch.
 _NAMES: Final = tuple(SCHEMA.names)
 _NUMBERS: Final = {field.name: field.type for field in SCHEMA if pa.types.is_integer(field.type)}
 _OP_TYPE: Final = SCHEMA.field("op").type
-_OP_NAMES: Final = pa.array([op.value for op in OPS], pa.string())
+_OP_NAMES: Final = words([op.value for op in OPS])
 
 #: The fixed-width columns, in the schema's order, and their width.
 FIXED: Final[Mapping[str, int]] = {
@@ -67,10 +79,6 @@ class Decoded:
     controls: tuple[ControlFrame, ...]
 
 
-#: The result for a buffer without a whole frame.
-NOTHING: Final = Decoded(0, pa.RecordBatch.from_pylist([], schema=SCHEMA), ())
-
-
 def allocate_fixed(rows: int) -> dict[str, pa.Buffer]:
     """Buffers for the fixed-width columns, from Arrow's memory pool.
 
@@ -89,3 +97,8 @@ def as_batch(
     for name, cell in _NUMBERS.items():
         columns[name] = pa.Array.from_buffers(cell, rows, [None, fixed[name]], 0)
     return pa.RecordBatch.from_arrays([columns[name] for name in _NAMES], schema=SCHEMA)
+
+
+_NO_BODIES: Final = words([]).cast(pa.binary())
+#: The result for a buffer without a whole frame.
+NOTHING: Final = Decoded(0, as_batch(0, allocate_fixed(0), _NO_BODIES, _NO_BODIES), ())
