@@ -1,19 +1,20 @@
-"""Makes the helpers beside the tests importable, and settles how Hypothesis looks for examples."""
+"""Settles how Hypothesis looks for examples, and how the tests' Spark is started."""
 
 import os
 import sys
 from pathlib import Path
 
 from hypothesis import settings
+from spark_archive import SHORT_LIVED, java_options
 
 pytest_plugins = ("lanes",)
-
-sys.path.insert(0, str(Path(__file__).parent))
-for room in ("wire", "producer", "store", "consumer", "spark/tables"):
-    sys.path.insert(0, str(Path(__file__).parent / room))
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` has others in
 # every run, and prints how to repeat a failure. A busy machine is no reason to fail.
 settings.register_profile("upriver", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "upriver"))
+
+# Spark lives for seconds in most tests, so every process that starts it has Java start fast.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options(Path(sys.prefix) / "spark.jsa"))
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_LIVED)

@@ -173,10 +173,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(lane_of(place))
         item.add_marker(pytest.mark.xdist_group(group_of(place, item.name)))
     wanted = config.getoption("--extended")
-    others = [item for item in items if bool(item.get_closest_marker("extended")) != wanted]
+    chosen, others = [], []
+    for item in items:
+        is_extended = item.get_closest_marker("extended") is not None
+        (chosen if is_extended == wanted else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        items[:] = chosen
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
 

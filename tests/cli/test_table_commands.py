@@ -22,8 +22,8 @@ from upriver.errors import ConfigError
 from upriver.spark.source.task_steps import SMALL_BATCH
 from upriver.testing import TemporaryProducer
 
-#: Spark for a short life on a small machine.
-QUICK = ("--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
+#: Spark on a small machine.
+QUICK = ("--master", "local[2]")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ def main() -> None:
         master="local[2]",
         config={
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.log.level": "ERROR",
         },
     )

@@ -20,7 +20,7 @@ from upriver.model import Op
 from upriver.testing import TemporaryProducer
 
 DEFAULT = "_default._default"
-QUICK = ("--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
+QUICK = ("--master", "local[2]")
 
 
 def documents(source: str) -> dict[tuple[str, bytes], tuple[bytes, int]]:

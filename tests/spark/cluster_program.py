@@ -115,7 +115,6 @@ def main() -> None:
             "spark.submit.pyFiles": given["archive"],
             "spark.driver.memory": "1g",
             "spark.executor.memory": "512m",
-            "spark.driver.extraJavaOptions": _SHORT_LIVED,
             "spark.executor.extraJavaOptions": _SHORT_LIVED,
             "spark.log.level": "ERROR",
             "spark.ui.enabled": "false",

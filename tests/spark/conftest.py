@@ -24,8 +24,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "tests",
             master="local[2]",
             config={
-                # short runs never win back what the second compiler costs
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
                 "spark.driver.memory": "1g",
                 "spark.sql.warehouse.dir": str(home / "warehouse"),
                 "spark.sql.session.timeZone": "UTC",

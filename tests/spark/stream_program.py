@@ -20,7 +20,6 @@ def main() -> None:
         master=master,
         config={
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.warehouse.dir": str(Path(output).parent / "warehouse"),
             "spark.log.level": "ERROR",

@@ -44,7 +44,6 @@ def main() -> None:
             master="local[2,4]",
             config={
                 "spark.driver.memory": "1g",
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
                 "spark.log.level": "ERROR",
             },
         )

@@ -24,13 +24,7 @@ DOCUMENTS = 300
 
 
 def command(*words: object) -> list[str]:
-    quick = [
-        "--master",
-        "local[2]",
-        "--conf",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
-    ]
-    return [sys.executable, "-m", "upriver", *map(str, words), *quick]
+    return [sys.executable, "-m", "upriver", *map(str, words), "--master", "local[2]"]
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
