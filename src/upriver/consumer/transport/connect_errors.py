@@ -1,10 +1,39 @@
-"""Converts errors of connecting (DNS, TCP, TLS) into `ConnectionFailed` with a hint."""
+"""Converts failures of connections (DNS, TCP, TLS, silence) into `ConnectionFailed` with a hint."""
 
 from __future__ import annotations
 
 import ssl
+from typing import TypeVar
 
 from ...errors import ConnectionFailed
+from ...session.client_handshake import hung_up
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def named(problem: _E, where: str) -> _E:
+    """The error with the address of its node, if it is one of a connection and names none yet."""
+    if isinstance(problem, ConnectionFailed) and not problem.where:
+        problem.where = where
+    return problem
+
+
+def lost_connection(
+    reason: str,
+    *,
+    heard_any: bool,
+    tls: bool,
+    where: str = "",
+    hint: str = "see what its log says",
+) -> ConnectionFailed:
+    """The error for a connection that ended, or on which the node does not answer.
+
+    ``heard_any`` says whether the node ever sent any bytes; if not, it may be no node at all, and
+    the error asks for the right port instead of giving the ``hint``.
+    """
+    if heard_any:
+        return ConnectionFailed(f"was lost: {reason}", hint, where=where)
+    return named(hung_up(reason, secret=tls), where)
 
 
 def reason_of(problem: OSError | UnicodeError) -> str:
