@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from .._files import replace_file
 from ..errors import ConfigError
 
 EPOCH_FILE: Final = "epoch"
@@ -48,12 +49,7 @@ class NodeLock:
 
     def write(self, **facts: Any) -> None:
         """Writes who holds the lock, or why the process is about to end."""
-        fresh = self._file.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(facts, file)
-        fresh.replace(self._file)
+        replace_file(self._file, json.dumps(facts).encode())
 
     @property
     def name(self) -> str:
