@@ -23,6 +23,8 @@ from ..producer.bootstrap.cluster_config import (
 from ..store.bucket_settings import MAX_VBUCKETS
 from .placement import Row, without
 
+#: The file in a cluster's directory.
+STATE_FILE: Final = "cluster.json"
 #: A manager and its nodes share one machine.
 MAX_NODES: Final = 32
 #: Copies beside the active one, as many as Couchbase has.
