@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -29,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .. import _entropy
 from .._files import replace_file, sync_directory
 from ..errors import (
     ConfigError,
@@ -145,7 +145,7 @@ class Store:
             try:
                 (making / "data").mkdir(mode=_PRIVATE)
                 replace_file(making / "settings.json", settings.dump())
-                replace_file(making / "uuid", (uuid or secrets.token_hex(_UUID_BYTES)).encode())
+                replace_file(making / "uuid", (uuid or _entropy.token_hex(_UUID_BYTES)).encode())
                 quiet = replace(settings, maintenance_interval=0)
                 Bucket(name, making / "data", quiet, wall=self._wall, create=True).close()
                 os.rename(making, home)
@@ -338,7 +338,7 @@ def _load_settings(home: Path) -> BucketSettings:
 
 def _own_uuid(path: Path) -> str:
     if not (path / "uuid").exists():
-        replace_file(path / "uuid", secrets.token_hex(_UUID_BYTES).encode())
+        replace_file(path / "uuid", _entropy.token_hex(_UUID_BYTES).encode())
     return _load_uuid(path)
 
 
