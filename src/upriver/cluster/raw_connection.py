@@ -131,11 +131,15 @@ class Wire:
             except OSError as problem:
                 raise self._lost(problem) from None
             except DecodeError as problem:
-                sent = f"sent bytes that are no packet: {problem}"
-                raise ConnectionFailed(sent, "it is tried again", where=self.where) from None
+                raise ConnectionFailed(
+                    f"sent bytes that are no packet: {problem}",
+                    "it is tried again",
+                    where=self.where,
+                ) from None
             if not data:
-                hint = "see what its log says"
-                raise ConnectionFailed("closed the connection", hint, where=self.where)
+                raise ConnectionFailed(
+                    "closed the connection", "see what its log says", where=self.where
+                )
             if packets:
                 return packets
 
@@ -148,8 +152,9 @@ class Wire:
             raise self._lost(problem) from None
 
     def _lost(self, problem: OSError) -> ConnectionFailed:
-        reason = f"was lost: {reason_of(problem)}"
-        return ConnectionFailed(reason, "it is tried again", where=self.where)
+        return ConnectionFailed(
+            f"was lost: {reason_of(problem)}", "it is tried again", where=self.where
+        )
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone already

@@ -119,9 +119,10 @@ class ReplicationRelay:
                 await self._consumer.send(packet)
                 return (await asyncio.shield(answer)).status
         except TimeoutError:
-            problem = f"did not settle the stream of vbucket {request.vbucket}"
             raise ConnectionFailed(
-                f"{problem} for {_PATIENCE:g} s", "see its log", where=self._consumer.where
+                f"did not settle the stream of vbucket {request.vbucket} for {_PATIENCE:g} s",
+                "see its log",
+                where=self._consumer.where,
             ) from None
         except asyncio.CancelledError:
             if answer.cancelled():

@@ -1,4 +1,4 @@
-"""`Access`: user, password and TLS settings of a client, and how it introduces itself to a node.
+"""`Access`: user, password and TLS settings of a client; and how it introduces itself to a node.
 
 It opens no connections.
 """
@@ -52,20 +52,6 @@ class Access:
         """User and password for SASL; None to connect without authentication."""
         return Credentials(user=self.user, password=self.password) if self.user else None
 
-    def introduction(self, source: Source, features: Iterable[Feature]) -> Introduction:
-        """What the client says first on a new connection: who it is, and what it wants.
-
-        The agent is the client's name and version, and a unique id of the connection.
-        """
-        return Introduction(
-            agent=AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key,
-            bucket=source.bucket,
-            features=tuple(features),
-            credentials=self.credentials(),
-            secret=source.tls,
-            allow_plain=self.allow_plain,
-        )
-
     def tls_context(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=self.authority)
@@ -75,3 +61,18 @@ class Access:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+def introduction(access: Access, source: Source, features: Iterable[Feature]) -> Introduction:
+    """What a client says first on a new connection: who it is, and what it wants.
+
+    The agent is the client's name and version, and a unique id of the connection.
+    """
+    return Introduction(
+        agent=AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key,
+        bucket=source.bucket,
+        features=tuple(features),
+        credentials=access.credentials(),
+        secret=source.tls,
+        allow_plain=access.allow_plain,
+    )

@@ -34,7 +34,7 @@ from ...wire.dialects import Dcp, Dialect
 from ...wire.framing import Framer
 from ...wire.names import Command, Feature
 from ..reader_settings import ConsumerSettings
-from .access import Access
+from .access import Access, introduction
 from .connect_errors import lost_connection, named, no_tls, unreachable
 from .connection_string import Address, Source
 
@@ -132,15 +132,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except TimeoutError:
             reason = f"{self._exchange.asked or 'nothing'} was not answered for {patience:g} s"
             self.close()
-            raise self._lost(reason, "is it overloaded?") from None
+            raise self._lost(reason, silent=True) from None
         except BaseException as problem:
             self.close()
             raise named(problem, str(self.address)) from None
         self._begin(self.granted)
 
-    def _lost(self, reason: str, hint: str) -> ConnectionFailed:
-        where, tls = str(self.address), self._source.tls
-        return lost_connection(reason, heard_any=self._heard_any, tls=tls, where=where, hint=hint)
+    def _lost(self, reason: str, *, silent: bool = False) -> ConnectionFailed:
+        where, tls, heard = str(self.address), self._source.tls, self._heard_any
+        return lost_connection(reason, heard_any=heard, silent=silent, tls=tls, where=where)
 
     @property
     def reached(self) -> bool:
@@ -171,8 +171,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise unreachable(problem, seconds) from None
 
     async def _introduce(self) -> None:
-        introduction = self._access.introduction(self._source, self._offered)
-        self.features = (await self._have([introduce(introduction)]))[0].features
+        first = introduce(introduction(self._access, self._source, self._offered))
+        self.features = (await self._have([first]))[0].features
         if self.dialect.negotiates:
             self.dialect = Dcp(collections=Feature.COLLECTIONS in self.features)
 
@@ -364,22 +364,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = "it closed the connection" if exc is None else str(exc) or type(exc).__name__
-        self._over(self._lost(reason, "see what its log says"))
+        self._over(self._lost(reason))
 
     def _read_early(self, size: int) -> None:
         data = bytes(memoryview(self._early)[:size])
         if self._silence is not None:
             self._silence.heard(self._loop.time())
-        if self._keeping:
-            self._framer.add(data)
-            return
+        packets = self._framer.feed(data)
         try:
-            for packet in self._framer.feed(data):
+            while not self._keeping and (packet := next(packets, None)) is not None:
                 message = self.dialect.decode(packet)
                 if isinstance(message, m.Response):
                     self._exchange.received(message)
-                    if self._keeping:
-                        return
                 elif isinstance(message, m.StreamNoop):
                     alive = m.PlainResponse(command=Command.STREAM_NOOP, opaque=message.opaque)
                     self._write(self.dialect.encode(alive))

@@ -32,7 +32,7 @@ from ..topology.cluster_view import (
     with_earlier,
 )
 from ..writing.fast_responses import quick_statistic
-from .access import Access
+from .access import Access, introduction
 from .connect_errors import lost_connection, named, no_tls, reason_of, unreachable
 from .connection_string import Address, Source
 
@@ -80,7 +80,7 @@ class BlockingConnection:
         self._heard_any = False
         self.socket = self._connect(access)
         try:
-            self.features = self.run(introduce(access.introduction(source, features))).features
+            self.features = self.run(introduce(introduction(access, source, features))).features
             self.dialect = Dcp(collections=Feature.COLLECTIONS in self.features)
         except DecodeError:
             self.close()
@@ -146,7 +146,7 @@ class BlockingConnection:
             return [pending.result() for pending in pendings]
         except TimeoutError:
             waited = f"{exchange.asked or 'a request'} was not answered for {self._timeout:g} s"
-            raise self.lost(waited) from None
+            raise self.lost(waited, silent=True) from None
         except OSError as problem:
             raise self.lost(reason_of(problem)) from None
         finally:
@@ -193,11 +193,11 @@ class BlockingConnection:
 
     # ---- errors --------------------------------------------------------------------------
 
-    def lost(self, reason: str) -> ConnectionFailed:
-        """The error for a node that closed the connection or does not answer."""
-        hint = "see what its log says, then run again"
-        heard = self._heard_any
-        return lost_connection(reason, heard_any=heard, tls=self._tls, where=self.where, hint=hint)
+    def lost(self, reason: str, *, silent: bool = False) -> ConnectionFailed:
+        """The error for a node that closed the connection, or with ``silent`` does not answer."""
+        return lost_connection(
+            reason, heard_any=self._heard_any, silent=silent, tls=self._tls, where=self.where
+        )
 
     def _connect(self, access: Access) -> socket.socket:
         context = access.tls_context() if self._tls else None

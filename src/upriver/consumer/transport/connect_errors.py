@@ -19,21 +19,18 @@ def named(problem: _E, where: str) -> _E:
 
 
 def lost_connection(
-    reason: str,
-    *,
-    heard_any: bool,
-    tls: bool,
-    where: str = "",
-    hint: str = "see what its log says",
+    reason: str, *, heard_any: bool, silent: bool, tls: bool, where: str
 ) -> ConnectionFailed:
-    """The error for a connection that ended, or on which the node does not answer.
+    """The error for a connection that ended, or with ``silent`` one without an answer.
 
-    ``heard_any`` says whether the node ever sent any bytes; if not, it may be no node at all, and
-    the error asks for the right port instead of giving the ``hint``.
+    ``heard_any`` says whether the node ever sent any bytes. If not, it may be no node at all, and
+    the hint asks for the right port.
     """
-    if heard_any:
-        return ConnectionFailed(f"was lost: {reason}", hint, where=where)
-    return named(hung_up(reason, secret=tls), where)
+    if not heard_any:
+        return named(hung_up(reason, secret=tls), where)
+    if silent:
+        return ConnectionFailed(f"was lost: {reason}", "is it overloaded?", where=where)
+    return ConnectionFailed(f"was lost: {reason}", "see what its log says", where=where)
 
 
 def reason_of(problem: OSError | UnicodeError) -> str:
