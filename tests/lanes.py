@@ -48,6 +48,7 @@ _LANE_OF = {
     "cluster/test_copied_cluster.py": "spark",
     "cluster/test_mirror_chaos.py": "chaos",
     "cluster/test_placement.py": "unit",
+    "cluster/test_raw_connection.py": "unit",
     "cluster/test_replica_role.py": "unit",
     "cluster/test_replica_streams.py": "unit",
     "cluster/test_command_queue.py": "unit",

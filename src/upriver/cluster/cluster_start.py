@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from .. import _entropy
 from ..errors import ConfigError, ConnectionFailed
 from ..producer.server_settings import usual_http_port
 from ..store.bucket_settings import MAX_VBUCKETS
 from . import cluster_state, manager_credentials, placement
-from .cluster_state import LEASE, MAX_NODES, MAX_REPLICAS, ClusterState, NodeEntry
+from .cluster_state import (
+    LEASE,
+    MAX_NODES,
+    MAX_REPLICAS,
+    STATE_FILE,
+    ClusterState,
+    NodeEntry,
+)
 from .control_socket import call
 from .manager_commands import free_port
 from .node_processes import cluster_process
 
-_STATE: Final = "cluster.json"
 _LOG: Final = "manager.log"
 #: Seconds for the manager to answer.
 _PATIENCE: Final = 30.0
@@ -29,7 +35,7 @@ _ID_BYTES: Final = 16
 
 def exists(directory: Path) -> bool:
     """Whether there is a cluster in a directory."""
-    return (directory / _STATE).exists()
+    return (directory / STATE_FILE).exists()
 
 
 def create(
@@ -83,11 +89,11 @@ def create(
         replicas=replicas,
         nodes=entries,
         rows=rows,
-        cluster=secrets.token_hex(_ID_BYTES),
-        bucket_uuid=secrets.token_hex(_ID_BYTES),
+        cluster=_entropy.token_hex(_ID_BYTES),
+        bucket_uuid=_entropy.token_hex(_ID_BYTES),
         lease=lease,
     )
-    cluster_state.save(made, directory / _STATE)
+    cluster_state.save(made, directory / STATE_FILE)
 
 
 def start_manager(

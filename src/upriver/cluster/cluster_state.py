@@ -7,12 +7,12 @@ What a node is in the middle of is not kept: whoever starts looks at the nodes t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from .._files import replace_file
 from ..errors import ConfigError
 from ..producer.bootstrap.cluster_config import (
     ClusterConfig,
@@ -23,6 +23,8 @@ from ..producer.bootstrap.cluster_config import (
 from ..store.bucket_settings import MAX_VBUCKETS
 from .placement import Row, without
 
+#: The file in a cluster's directory.
+STATE_FILE: Final = "cluster.json"
 #: A manager and its nodes share one machine.
 MAX_NODES: Final = 32
 #: Copies beside the active one, as many as Couchbase has.
@@ -173,20 +175,7 @@ def _numbered(rows: Iterable[Row], places: Mapping[str, int]) -> tuple[tuple[int
 
 def save(state: ClusterState, path: Path) -> None:
     """Replaces the file; it is on disk when this returns."""
-    fresh = path.with_suffix(".new")
-    # a new file, and from the beginning only its owner's
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(state), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(path, json.dumps(asdict(state), indent=1).encode())
 
 
 def load(path: Path) -> ClusterState:

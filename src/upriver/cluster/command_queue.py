@@ -59,6 +59,22 @@ class RunningCommand:
             raise ConfigError(f"the {self.name} was aborted for the {self._aborted_by}: repeat it")
 
 
+class ProgressDeadline:
+    """The deadline of a command, which moves on whenever more of it is done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._most = -1
+        self._now = asyncio.get_running_loop().time
+        self._ends_at = self._now() + seconds
+
+    def is_over(self, done: int) -> bool:
+        """Whether nothing more than now was done for all of the seconds."""
+        if done > self._most:
+            self._most, self._ends_at = done, self._now() + self._seconds
+        return self._now() > self._ends_at
+
+
 class CommandQueue:
     """Runs one command after the other."""
 

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from .._files import replace_file
 from ..errors import ConfigError, ConnectionFailed, UpriverError
 from .command_queue import Audience
 
@@ -78,13 +79,8 @@ class ControlServer:
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, _HOST, 0, limit=_MAX_LINE)
         port = self._server.sockets[0].getsockname()[1]
-        fresh = self._path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
         content = json.dumps({"port": port, "token": self._token, "pid": os.getpid()})
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
-        fresh.replace(self._path)
+        replace_file(self._path, content.encode())
 
     async def stop(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # missing, or of another manager

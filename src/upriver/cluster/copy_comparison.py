@@ -28,6 +28,10 @@ class Copy(NamedTuple):
     log: FailoverLog | None = None
 
     @property
+    def is_active(self) -> bool:
+        return self.state is VBucketState.ACTIVE
+
+    @property
     def branches(self) -> list[int]:
         """The names of the branches that the copy has something of, newest first."""
         entries = () if self.log is None else self.log.entries
@@ -69,9 +73,8 @@ def best(copies: Mapping[str, Copy], row: Row) -> str | None:
     other has anything. An active copy without anything was flushed, and counts. Where histories
     are apart, the copy that is active and that the row names was decided on earlier.
     """
-    active = VBucketState.ACTIVE
     counted = {
-        node: copy for node, copy in copies.items() if copy.seqno > 0 or copy.state is active
+        node: copy for node, copy in copies.items() if copy.seqno > 0 or copy.is_active
     } or dict(copies)
 
     def standings(node: str) -> set[CopyStanding]:
@@ -89,12 +92,12 @@ def best(copies: Mapping[str, Copy], row: Row) -> str | None:
         return min(
             undisputed,
             key=lambda node: (
-                counted[node].state is not active,
+                not counted[node].is_active,
                 row.index(node) if node in row else len(row),
                 node,
             ),
         )
     decided = row[0]
-    if decided in counted and counted[decided].state is active:
+    if decided in counted and counted[decided].is_active:
         return decided if CopyStanding.LESS not in found[decided] else None
     return None

@@ -55,7 +55,7 @@ class Manager:
     """The manager of one cluster, on one event loop."""
 
     def __init__(self, directory: Path, processes: Processes, access: Access) -> None:
-        self.path = directory / "cluster.json"
+        self.path = directory / cluster_state.STATE_FILE
         self.processes = processes
         self._access = access
         self._state = cluster_state.load(self.path)

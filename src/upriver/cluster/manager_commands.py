@@ -18,7 +18,7 @@ from ..errors import ConfigError, UpriverError
 from . import failover_candidates, placement
 from . import status_report as shown
 from .cluster_state import MAX_NODES, NodeEntry
-from .command_queue import Audience, CommandQueue, RunningCommand
+from .command_queue import Audience, CommandQueue, ProgressDeadline, RunningCommand
 from .copy_comparison import Copies
 from .manager import Manager
 from .placement import Row
@@ -101,8 +101,7 @@ class Commands:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Looks until all of something is there; gives up when it does not become more."""
-        loop = asyncio.get_running_loop()
-        most, deadline = -1, loop.time() + _PATIENCE
+        progress = ProgressDeadline(_PATIENCE)
         while True:
             done, total = so_far()
             turn.report(done, total, what)
@@ -110,9 +109,7 @@ class Commands:
                 return
             turn.check()
             check()
-            if done > most:
-                most, deadline = done, loop.time() + _PATIENCE
-            elif loop.time() > deadline:
+            if progress.is_over(done):
                 raise ConfigError(f"only {done} of {total} {what}: {self._what_is_wrong()}")
             await self._manager.looked()
 

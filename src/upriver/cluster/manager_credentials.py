@@ -8,11 +8,11 @@ its peer. Both files are readable by their owner only; the users file holds no p
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Final
 
+from .._files import replace_file
 from ..consumer.transport.access import Access
 from ..errors import ConfigError
 from ..producer.bootstrap.users import ALL_BUCKETS, MIN_ITERATIONS, Grant, Role, Users
@@ -38,9 +38,7 @@ def make(directory: Path, users: Path | None) -> None:
     if users is None:
         known.open_to_others()
     known.save(directory / _USERS)
-    descriptor = os.open(directory / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"password": password}, file)
+    replace_file(directory / _SECRET, json.dumps({"password": password}).encode())
 
 
 def read(directory: Path) -> tuple[Path, Access]:

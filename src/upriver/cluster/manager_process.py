@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from .control_socket import ControlServer
 from .manager import Manager
 from .manager_commands import Commands
 from .node_processes import Processes
+from .process_lock import ProcessLock
 
 logger = logging.getLogger("upriver.cluster")
 
@@ -39,16 +39,15 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory
     configure_logging(logging.INFO, as_json=bool(os.environ.get(JSON_VARIABLE)))
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = ProcessLock(directory / _LOCK)
     except BlockingIOError:
         raise SystemExit("another manager runs in this directory") from None
     os.umask(0o077)  # its files are readable by their owner only
     asyncio.run(_manage(directory, lock))
 
 
-async def _manage(directory: Path, lock: int) -> None:
+async def _manage(directory: Path, lock: ProcessLock) -> None:
     if not manager_credentials.exists(directory):  # a cluster of the first release, without users
         manager_credentials.make(directory, None)
     users, access = manager_credentials.read(directory)
@@ -69,7 +68,7 @@ async def _manage(directory: Path, lock: int) -> None:
 
     api = ControlServer(directory, obey)
     await api.start()
-    while not stopped.is_set() and not manager.fenced.is_set() and _is_there(directory, lock):
+    while not stopped.is_set() and not manager.fenced.is_set() and lock.is_there:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await stopped.wait()
@@ -77,14 +76,6 @@ async def _manage(directory: Path, lock: int) -> None:
         logger.error("a newer manager has this cluster, or its directory was removed: ending")
     await api.stop()
     await manager.close()
-
-
-def _is_there(directory: Path, lock: int) -> bool:
-    """Whether the lock file is still in the directory, which may have been removed or replaced."""
-    try:
-        return os.path.samestat(os.stat(directory / _LOCK), os.fstat(lock))
-    except OSError:
-        return False
 
 
 async def _obey(commands: Commands, command: str, node: str, audience: Audience) -> dict[str, Any]:

@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from .._files import replace_file
 from ..errors import ConfigError
+from . import process_lock
 
 EPOCH_FILE: Final = "epoch"
 _LOCK_FILE: Final = "node.lock"
@@ -27,58 +29,30 @@ _PATIENCE: Final = 3.0
 _POLL_SECONDS: Final = 0.02
 
 
-class NodeLock:
+class NodeLock(process_lock.ProcessLock):
     """The lock of a node's directory, held by this process until it ends."""
 
     def __init__(self, data: Path) -> None:
         """Takes the lock; `ConfigError` if another process has it."""
-        self._path = data / _LOCK_FILE
         self._file = data / _NODE_FILE
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                super().__init__(data / _LOCK_FILE)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    os.close(self._descriptor)
                     raise ConfigError(f"another process runs the node in {data}") from None
                 time.sleep(_POLL_SECONDS)
 
     def write(self, **facts: Any) -> None:
         """Writes who holds the lock, or why the process is about to end."""
-        fresh = self._file.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(facts, file)
-        fresh.replace(self._file)
-
-    @property
-    def name(self) -> str:
-        """Identifies the lock file on this machine."""
-        return _name(os.fstat(self._descriptor))
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the lock file is still in its directory, which may have been removed."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        replace_file(self._file, json.dumps(facts).encode())
 
 
 def lock_name(data: Path) -> str:
     """Names the lock in a node's directory; empty where there is none."""
-    try:
-        return _name(os.stat(data / _LOCK_FILE))
-    except OSError:
-        return ""
-
-
-def _name(found: os.stat_result) -> str:
-    return f"{found.st_dev:x}:{found.st_ino:x}"
+    return process_lock.lock_name(data / _LOCK_FILE)
 
 
 def is_locked(data: Path) -> bool | None:

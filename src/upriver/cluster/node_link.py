@@ -10,23 +10,25 @@ import asyncio
 import json
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..consumer.reader_settings import ConsumerSettings
+from ..consumer.topology import questions
 from ..consumer.transport.async_connection import AsyncConnection
-from ..consumer.transport.connection_string import Source
-from ..errors import ConnectionFailed, RemoteProtocolError, Status, StatusError
+from ..errors import ConnectionFailed, RemoteProtocolError, StatusError
 from ..model import Datatype, FailoverLog, VBucketState
+from ..session.conversation import Conversation
 from ..wire import kv_messages as kv
 from ..wire import messages as m
-from ..wire.dialects import Dcp
 from ..wire.names import RequestedState
 from .copy_comparison import Copy
 from .raw_connection import Endpoint
 
+_T = TypeVar("_T")
+
 #: The timeout in seconds: a node on the same machine answers at once, or is suspended.
 _SETTINGS: Final = ConsumerSettings(name="manager", connect_timeout=3.0, answer_timeout=5.0)
-#: The number of commands in flight.
+#: The number of requests in flight.
 _AT_ONCE: Final = 64
 _STATES: Final = {
     VBucketState.ACTIVE: RequestedState.ACTIVE,
@@ -66,11 +68,7 @@ class NodeLink:
         """Connects unless connected; `ConnectionFailed` if the node cannot be reached."""
         if self.connected:
             return
-        endpoint = self._endpoint
-        source = Source((endpoint.address,), endpoint.bucket)
-        connection = AsyncConnection(
-            endpoint.address, source, endpoint.access, _SETTINGS, Dcp(collections=True)
-        )
+        connection = self._endpoint.connection(_SETTINGS)
         await connection.open(streams=False)
         self._connection, self.rev, self._ticket, self.leased = connection, 0, 0, False
         try:
@@ -82,7 +80,8 @@ class NodeLink:
     async def renew_lease(self) -> None:
         """Renews the node's lease; the first call only gets a ticket."""
         ticket = self._ticket
-        answer = await self._ask(self._endpoint.token(ticket, lock=self._lock()))
+        token = self._endpoint.token(ticket, lock=self._lock())
+        answer = await self._command(token, "SetCtrlToken")
         raw = answer.value if isinstance(answer, m.PlainResponse) else b""
         try:
             reply: dict[str, Any] = json.loads(raw)
@@ -90,7 +89,9 @@ class NodeLink:
             self.instance, self.serves = str(reply["instance"]), bool(reply["serves"])
             self.sessions = tuple(map(str, reply["sessions"]))
         except (ValueError, KeyError, TypeError) as problem:
-            raise RemoteProtocolError(f"a ticket cannot be read: {problem!r}") from None
+            raise RemoteProtocolError(
+                f"the ticket of {self._endpoint} cannot be read: {problem!r}"
+            ) from None
         self.ticket_at = asyncio.get_running_loop().time()
         self.leased = ticket > 0
 
@@ -99,58 +100,63 @@ class NodeLink:
             self._connection.close()
             self._connection = None
 
-    async def _ask(self, request: m.Request) -> m.Response:
-        if self._connection is None:
-            raise ConnectionFailed(
-                "does not answer", "is the node running?", where=self._endpoint.name
-            )
-        try:
-            answer = await self._connection.ask(request)
-        except ConnectionFailed:
-            self.close()  # a late response would be taken for that of another request
-            raise
-        if answer.status is not Status.SUCCESS:
-            raise StatusError(answer.status, request=type(request).__name__)
-        return answer
+    async def _command(self, request: m.Request, name: str) -> m.Response:
+        return (await self._run_all([questions.command(request, name)]))[0]
+
+    async def _run_all(self, talks: list[Conversation[_T]]) -> list[_T]:
+        """Runs conversations, some at a time; the error of one that failed names the node."""
+        results: list[_T] = []
+        for first in range(0, len(talks), _AT_ONCE):
+            if self._connection is None:
+                raise ConnectionFailed(
+                    "does not answer", "is the node running?", where=self._endpoint.name
+                )
+            try:
+                results += await self._connection.run_all(talks[first : first + _AT_ONCE])
+            except ConnectionFailed:
+                self.close()  # a late response would be taken for that of another request
+                raise
+            except StatusError as refusal:
+                request = f"{refusal.request} at {self._endpoint}"
+                raise StatusError(
+                    refusal.status, request=request, context=refusal.context
+                ) from None
+        return results
 
     # ---- vbuckets ------------------------------------------------------------------------
 
     async def copies(self) -> dict[int, Copy]:
         """The node's copy of every vbucket, including dead ones."""
         copies: dict[int, Copy] = {}
-        for state, requested in _STATES.items():
-            answer = await self._ask(kv.GetAllSeqnos(state=requested))
-            assert isinstance(answer, kv.AllSeqnosResponse)
-            copies |= {vbucket: Copy(state, seqno) for vbucket, seqno in answer.seqnos}
+        found = await self._run_all([questions.seqnos_in_state(x) for x in _STATES.values()])
+        for state, seqnos in zip(_STATES, found, strict=True):
+            copies |= {vbucket: Copy(state, seqno) for vbucket, seqno in seqnos.items()}
         return copies
 
     async def set_states(self, wanted: Iterable[tuple[int, VBucketState]]) -> None:
-        orders = list(wanted)
-        for first in range(0, len(orders), _AT_ONCE):
-            some = orders[first : first + _AT_ONCE]
-            await asyncio.gather(*(self.set_state(*order) for order in some))
+        await self._run_all(
+            [
+                questions.command(
+                    kv.SetVBucket(vbucket=vbucket, state=state),
+                    f"SetVBucket of vbucket {vbucket} to {state.name.lower()}",
+                )
+                for vbucket, state in wanted
+            ]
+        )
 
     async def set_state(self, vbucket: int, state: VBucketState) -> None:
-        await self._ask(kv.SetVBucket(vbucket=vbucket, state=state))
+        await self.set_states([(vbucket, state)])
 
     async def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """The failover logs of vbuckets."""
-        logs: dict[int, FailoverLog] = {}
         wanted = list(vbuckets)
-        for first in range(0, len(wanted), _AT_ONCE):
-            some = wanted[first : first + _AT_ONCE]
-            found = await asyncio.gather(*map(self._log, some))
-            logs |= dict(zip(some, found, strict=True))
-        return logs
-
-    async def _log(self, vbucket: int) -> FailoverLog:
-        answer = await self._ask(kv.GetFailoverLog(vbucket=vbucket))
-        assert isinstance(answer, kv.GetFailoverLogResponse)
-        return FailoverLog(tuple(answer.failover_log))
+        found = await self._run_all([questions.failover_log(vbucket) for vbucket in wanted])
+        return dict(zip(wanted, found, strict=True))
 
     async def delete(self, vbucket: int) -> None:
         """Deletes a vbucket on the node."""
-        await self._ask(kv.DeleteVBucket(vbucket=vbucket))
+        request = kv.DeleteVBucket(vbucket=vbucket)
+        await self._command(request, f"DeleteVBucket of vbucket {vbucket}")
 
     # ---- maps and collections ------------------------------------------------------------
 
@@ -166,20 +172,21 @@ class NodeLink:
                 config=config,
                 datatype=Datatype.JSON,
             )
-            await self._ask(request)
+            await self._command(request, f"SetClusterConfig {rev}")
         self.rev = rev
 
     async def manifest(self) -> tuple[int, bytes]:
         """The node's manifest of collections: its version and its JSON."""
-        answer = await self._ask(kv.GetManifest())
-        raw = answer.value if isinstance(answer, m.PlainResponse) else b""
+        (raw,) = await self._run_all([questions.manifest_json()])
         try:
             reply: dict[str, Any] = json.loads(raw)
             self.manifest_uid = int(reply["uid"], 16)
         except (ValueError, KeyError, TypeError) as problem:
-            raise RemoteProtocolError(f"a manifest cannot be read: {problem!r}") from None
+            raise RemoteProtocolError(
+                f"the collections manifest of {self._endpoint} cannot be read: {problem!r}"
+            ) from None
         return self.manifest_uid, raw
 
     async def give_manifest(self, uid: int, raw: bytes) -> None:
-        await self._ask(kv.SetManifest(manifest=raw))
+        await self._command(kv.SetManifest(manifest=raw), f"SetManifest {uid:#x}")
         self.manifest_uid = uid

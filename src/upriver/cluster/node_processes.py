@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ..consumer.topology.cluster_view import Backoff
 from ..errors import ConfigError
 from . import node_files
 from .cluster_state import ClusterState, NodeEntry
@@ -68,7 +69,7 @@ def reap(directory: Path) -> None:
 class _Attempts:
     """How often a node was started since it last answered, and when to start it again."""
 
-    count: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE, _LONGEST_PAUSE))
     again_at: float = 0.0
     problem: str = ""
 
@@ -97,8 +98,7 @@ class Processes:
         if self.is_running(node) or now < attempts.again_at:
             return
         attempts.problem = str(node_files.read(self.data(node)).get("problem", ""))
-        attempts.again_at = now + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempts.count)
-        attempts.count += 1
+        attempts.again_at = now + attempts.backoff.next_pause()
         try:
             self._start(state, node)
         except OSError as problem:
@@ -112,7 +112,9 @@ class Processes:
     def problem(self, node: NodeEntry) -> str:
         """Why a node does not start; empty if it does, or after too few attempts."""
         attempts = self._attempts.get(node.name)
-        return attempts.problem if attempts is not None and attempts.count >= _TRIES else ""
+        if attempts is None or attempts.backoff.attempts < _TRIES:
+            return ""
+        return attempts.problem
 
     def _start(self, state: ClusterState, node: NodeEntry) -> None:
         data = self.data(node)

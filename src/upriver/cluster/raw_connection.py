@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Self
 
-from .. import __version__
+from ..consumer.reader_settings import ConsumerSettings
+from ..consumer.topology.questions import command
 from ..consumer.transport.access import Access
-from ..consumer.transport.async_connection import converse
-from ..consumer.transport.connection_string import Address
-from ..errors import ConnectionFailed, Status, StatusError
+from ..consumer.transport.async_connection import AsyncConnection
+from ..consumer.transport.connect_errors import reason_of
+from ..consumer.transport.connection_string import Address, Source
+from ..errors import ConnectionFailed, DecodeError
 from ..model import Datatype
-from ..session.client_handshake import FIRST_OPAQUE, Introduction, introduce
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
@@ -26,8 +28,8 @@ from ..wire.names import Feature, OpenFlag
 
 #: Bytes that are read at once, and the size of the send buffer above which sending waits.
 _READ: Final = 256 * 1024
-#: The timeout of connecting and authenticating, in seconds.
-_PATIENCE: Final = 10.0
+#: The timeouts of connecting and authenticating, and of each answer, in seconds.
+_SETTINGS: Final = ConsumerSettings(name="relay", connect_timeout=10.0, answer_timeout=10.0)
 #: The features that a replica needs to be identical to its active copy.
 _FEATURES: Final = (
     Feature.SELECT_BUCKET,
@@ -46,8 +48,6 @@ PRODUCER: Final = (
 )
 CONSUMER: Final = OpenFlag.CONSUMER
 
-_DIALECT: Final = Dcp(collections=True)
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -62,6 +62,26 @@ class Endpoint:
     cluster: str = ""
     epoch: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})" if self.name else str(self.address)
+
+    def connection(
+        self, settings: ConsumerSettings, features: Iterable[Feature] | None = None
+    ) -> AsyncConnection:
+        """A connection to the node that is not open yet."""
+        source = Source((self.address,), self.bucket)
+        dialect = Dcp(collections=True)
+        return AsyncConnection(
+            self.address, source, self.access, settings, dialect, features=features
+        )
+
+    def opening(self, name: str, flags: OpenFlag) -> m.Open:
+        """The request that opens a connection for streams; a consumer is told its own name."""
+        if not self.name or flags & OpenFlag.PRODUCER:
+            return m.Open(name=name, flags=flags)
+        value = json.dumps({"consumer_name": self.name}).encode()
+        return m.Open(name=name, flags=flags, value=value, datatype=Datatype.JSON)
+
     def token(self, ticket: int = 0, **more: str) -> kv.SetCtrlToken:
         """The token of this manager for the node; with a ticket it renews the node's lease."""
         content = {"cluster": self.cluster, "node": self.name, "ticket": ticket, **more}
@@ -71,78 +91,55 @@ class Endpoint:
 
 
 class Wire:
-    """One connection, opened for change streams."""
+    """One connection, opened for change streams. Its errors name the node."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
+    ) -> None:
+        self.where = where
         self._reader = reader
         self._writer = writer
         self._framer = Framer()
-        self._opaque = FIRST_OPAQUE
 
     @classmethod
     async def open(cls, endpoint: Endpoint, name: str, flags: OpenFlag) -> Self:
         """Connects, authenticates and opens; raises `ConnectionFailed` or `StatusError`."""
-        address = endpoint.address
+        where = str(endpoint)
+        connection = endpoint.connection(_SETTINGS, _FEATURES)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_READ, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            async with asyncio.timeout(_PATIENCE):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, limit=_READ
-                )
-        except OSError as problem:  # a timeout is one
-            raise ConnectionFailed(
-                f"cannot be reached: {problem}", "is the node running?", where=str(address)
-            ) from None
-        wire = cls(reader, writer)
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                introduction = Introduction(
-                    agent=f"upriver-cluster/{__version__}",
-                    bucket=endpoint.bucket,
-                    features=_FEATURES,
-                    credentials=endpoint.access.credentials(),
-                )
-                await converse(introduce(introduction), wire.ask)
-                if endpoint.epoch:
-                    known = await wire.ask(endpoint.token())
-                    if known.status is not Status.SUCCESS:
-                        raise StatusError(known.status, request="SetCtrlToken")
-                opening = m.Open(name=name, flags=flags)
-                if endpoint.name and not flags & OpenFlag.PRODUCER:
-                    value = json.dumps({"consumer_name": endpoint.name}).encode()
-                    opening = replace(opening, value=value, datatype=Datatype.JSON)
-                answer = await wire.ask(opening)
-                if answer.status is not Status.SUCCESS:
-                    raise StatusError(answer.status, request=f"Open {name}")
-        except TimeoutError:
-            wire.close()
-            raise ConnectionFailed(
-                "does not answer", "is it stopped?", where=str(address)
-            ) from None
-        except BaseException:
-            wire.close()
+            await connection.open(streams=False)
+            if endpoint.epoch:
+                await connection.run(command(endpoint.token(), f"SetCtrlToken at {where}"))
+            opening = command(endpoint.opening(name, flags), f"Open {name} at {where}")
+            transport = await connection.hand_over(opening, protocol)
+        except ConnectionFailed as problem:
+            problem.where = where
             raise
-        return wire
-
-    async def ask(self, request: m.Request) -> m.Response:
-        """The response to a request; no other request may be outstanding."""
-        opaque, self._opaque = self._opaque, self._opaque + 1
-        await self.send(_DIALECT.encode(replace(request, opaque=opaque)))
-        while True:
-            for packet in await self.packets():
-                message = _DIALECT.decode(packet)
-                if isinstance(message, m.Response) and message.opaque == opaque:
-                    return message
+        finally:
+            connection.close()
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), where)
 
     async def packets(self) -> list[bytes]:
         """The next packets; `ConnectionFailed` at the end of the connection."""
         while True:
             try:
                 data = await self._reader.read(_READ)
+                packets = list(self._framer.feed(data))
             except OSError as problem:
-                raise ConnectionFailed(f"was lost: {problem}", "it is tried again") from None
+                raise self._lost(problem) from None
+            except DecodeError as problem:
+                raise ConnectionFailed(
+                    f"sent bytes that are no packet: {problem}",
+                    "it is tried again",
+                    where=self.where,
+                ) from None
             if not data:
-                raise ConnectionFailed("closed the connection", "see what its log says")
-            packets = list(self._framer.feed(data))
+                raise ConnectionFailed(
+                    "closed the connection", "see what its log says", where=self.where
+                )
             if packets:
                 return packets
 
@@ -152,7 +149,12 @@ class Wire:
             self._writer.write(data)
             await self._writer.drain()
         except OSError as problem:
-            raise ConnectionFailed(f"was lost: {problem}", "it is tried again") from None
+            raise self._lost(problem) from None
+
+    def _lost(self, problem: OSError) -> ConnectionFailed:
+        return ConnectionFailed(
+            f"was lost: {reason_of(problem)}", "it is tried again", where=self.where
+        )
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone already

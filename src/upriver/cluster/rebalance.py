@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from ..errors import ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
 from ..wire.names import StreamFlag
-from .command_queue import RunningCommand
+from .command_queue import ProgressDeadline, RunningCommand
 from .copy_comparison import Copy
 from .node_link import NodeLink
 from .placement import Row
@@ -123,17 +123,14 @@ class Moving:
 
     async def _caught_up(self, vbucket: int, source: str, nodes: set[str]) -> None:
         """Returns when copies have what the active one had a moment ago."""
-        loop = asyncio.get_running_loop()
-        best, deadline = -1, loop.time() + _PATIENCE
+        progress = ProgressDeadline(_PATIENCE)
         while True:
             wanted = await self._copy(source, vbucket)
             has = [await self._copy(node, vbucket) for node in nodes]
             there = all(c.state is VBucketState.REPLICA and c.seqno >= wanted.seqno for c in has)
             if there and await self._same_branch(vbucket, source, nodes):
                 return
-            if sum(copy.seqno for copy in has) > best:
-                best, deadline = sum(copy.seqno for copy in has), loop.time() + _PATIENCE
-            if loop.time() > deadline:
+            if progress.is_over(sum(copy.seqno for copy in has)):
                 raise ConnectionFailed(
                     f"makes no progress with vbucket {vbucket}",
                     "see the logs of the nodes, and rebalance again",
@@ -159,7 +156,7 @@ class Moving:
             try:
                 await self._unless_broken_off(self._try(vbucket, source, target))
             except UpriverError as problem:
-                if (await self._copy(target, vbucket)).state is VBucketState.ACTIVE:
+                if (await self._copy(target, vbucket)).is_active:
                     return  # only the word of it was lost
                 # in this order: there must never be two
                 await self._cluster.link(target).set_state(vbucket, VBucketState.REPLICA)
@@ -203,7 +200,7 @@ class Moving:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             ended.cancel()
-            if (await self._copy(target, vbucket)).state is not VBucketState.ACTIVE:
+            if not (await self._copy(target, vbucket)).is_active:
                 raise ConnectionFailed(
                     f"did not take over vbucket {vbucket}", "it is tried again", where=target
                 )

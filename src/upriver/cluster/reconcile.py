@@ -16,7 +16,6 @@ from .copy_comparison import Copies, Copy, CopyStanding, best, compare
 from .placement import Row
 
 _DEAD = Copy(VBucketState.DEAD)
-_ACTIVE = VBucketState.ACTIVE
 
 #: Vbuckets with a node that has, or shall have, a replica of it.
 Pairs = Set[tuple[int, str]]
@@ -55,7 +54,7 @@ class Situation:
         if vbucket in self.moves:
             named.add(self.moves[vbucket])
         claiming = {
-            node for node, facts in self.facts.items() if _is_active(facts.get(vbucket, _DEAD))
+            node for node, facts in self.facts.items() if facts.get(vbucket, _DEAD).is_active
         }
         return named | claiming
 
@@ -67,7 +66,7 @@ class Situation:
     def is_served(self, vbucket: int) -> bool:
         """Whether the row's active copy is active, and takes writes."""
         node = self.rows[vbucket][0] or ""
-        return node in self.serving and _is_active(self.facts.get(node, {}).get(vbucket, _DEAD))
+        return node in self.serving and self.facts.get(node, {}).get(vbucket, _DEAD).is_active
 
 
 @dataclass(slots=True)
@@ -119,13 +118,13 @@ def _decide(now: Situation, vbucket: int, found: Orders) -> None:
     row, copies = now.rows[vbucket], now.copies(vbucket)
     active = row[0] if now.is_served(vbucket) else _leader(now, vbucket, found)
     if active is None:
-        found.doubtful.update(node for node, copy in copies.items() if _is_active(copy))
+        found.doubtful.update(node for node, copy in copies.items() if copy.is_active)
         return
     found.decided.add(vbucket)
     if active != row[0]:
         row = found.rows[vbucket] = _led_by(row, active)
-    if not _is_active(copies[active]):
-        found.promote[active].append((vbucket, _ACTIVE))
+    if not copies[active].is_active:
+        found.promote[active].append((vbucket, VBucketState.ACTIVE))
     for node, copy in copies.items():
         is_copy = node in row or node in now.extra.get(vbucket, ())
         wanted = VBucketState.REPLICA if is_copy else VBucketState.DEAD
@@ -146,9 +145,7 @@ def _leader(now: Situation, vbucket: int, found: Orders) -> str | None:
     # An active copy loses nothing by a restart if the node still has the same disk. Any other copy
     # becomes active only after all holders were asked. Nodes that may be starting are waited for.
     kept = (
-        chosen == row[0]
-        and chosen not in now.doubted
-        and _is_active(copies.get(chosen or "", _DEAD))
+        chosen == row[0] and chosen not in now.doubted and copies.get(chosen or "", _DEAD).is_active
     )
     if missing and not (kept and set(missing) <= set(now.absent)):
         found.problems[vbucket] = (
@@ -193,10 +190,6 @@ def streams(now: Situation) -> dict[tuple[str, str], set[int]]:
             if (vbucket, node) in now.safe:
                 wanted[active, node].add(vbucket)
     return wanted
-
-
-def _is_active(copy: Copy) -> bool:
-    return copy.state is _ACTIVE
 
 
 def _led_by(row: Row, node: str) -> Row:

@@ -119,10 +119,19 @@ class ReplicationRelay:
                 await self._consumer.send(packet)
                 return (await asyncio.shield(answer)).status
         except TimeoutError:
-            raise ConnectionFailed("does not settle a stream", "see its log") from None
+            raise ConnectionFailed(
+                f"did not settle the stream of vbucket {request.vbucket} for {_PATIENCE:g} s",
+                "see its log",
+                where=self._consumer.where,
+            ) from None
         except asyncio.CancelledError:
             if answer.cancelled():
-                raise ConnectionFailed("was lost", "it is tried again") from None
+                raise ConnectionFailed(
+                    f"the relay to {{where}} ended before the stream of vbucket {request.vbucket}"
+                    " was settled",
+                    "it is tried again",
+                    where=self._consumer.where,
+                ) from None
             raise
         finally:
             self._waiting.pop(request.opaque, None)
@@ -135,8 +144,13 @@ class ReplicationRelay:
         self._heard = dict.fromkeys((self._producer, self._consumer), now())
         while (ends_at := min(self._heard.values()) + _SILENCE) > now():
             await asyncio.sleep(ends_at - now())
-        side = "producer" if self._heard[self._producer] + _SILENCE <= now() else "consumer"
-        raise ConnectionFailed(f"had no word of its {side} for {_SILENCE:.0f} s", "is it stopped?")
+        silent = min(self._heard, key=self._heard.__getitem__)
+        side = "producer" if silent is self._producer else "consumer"
+        raise ConnectionFailed(
+            f"sent nothing for {_SILENCE:.0f} s as the {side} of a relay",
+            "is it stopped?",
+            where=silent.where,
+        )
 
     async def _packets(self, wire: Wire) -> list[bytes]:
         packets = await wire.packets()

@@ -21,7 +21,7 @@ def connection_string(state: ClusterState) -> str:
 
 def is_active(facts: Copies, vbucket: int, node: str | None) -> bool:
     copy = facts.get(node or "", {}).get(vbucket)
-    return copy is not None and copy.state is VBucketState.ACTIVE
+    return copy is not None and copy.is_active
 
 
 def without_active(state: ClusterState, facts: Copies) -> int:
@@ -69,7 +69,7 @@ def node_status(
         else "leaving"
         if node.leaving
         else "up",
-        "active": sum(copy.state is VBucketState.ACTIVE for copy in copies.values()),
+        "active": sum(copy.is_active for copy in copies.values()),
         "replica": sum(copy.state is VBucketState.REPLICA for copy in copies.values()),
         "behind": behind,
         "problem": problem,

@@ -17,9 +17,10 @@ from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, Self
 
+from .._hosts import is_loopback
 from ..errors import ConfigError
 from .collector import Collector
-from .request_handler import FILES, Dashboard, DashboardHttp, RequestHandler, is_loopback
+from .request_handler import FILES, Dashboard, DashboardHttp, RequestHandler
 from .server_interface import WatchedServer
 from .sign_in import Sessions
 

@@ -10,10 +10,10 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from .._hosts import is_loopback
 from ..errors import ConfigError, UpriverError
 from .figure_check import checked
 from .figures import FORMAT, DocumentDetail, ServerFigures, VBucketDetail
-from .request_handler import is_loopback
 
 #: The most bytes of a response. A bucket with 1024 vbuckets takes about 50 KiB.
 _MOST: Final = 16 * 1024 * 1024

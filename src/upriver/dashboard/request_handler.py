@@ -19,7 +19,6 @@ SameSite=Strict, and on loopback requests with another Host are refused (DNS reb
 from __future__ import annotations
 
 import io
-import ipaddress
 import json
 import logging
 import socket
@@ -32,6 +31,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from .._hosts import is_loopback
 from ..errors import UpriverError
 from .collector import Collector
 from .figures import DocumentDetail, StatsDocument
@@ -350,12 +350,3 @@ def _host_of(header: str) -> str:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -21,7 +21,6 @@ at T plus its length, whatever happened to later messages.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from .. import _entropy
+from .._files import replace_file
 from ..errors import ConfigError
 
 logger = logging.getLogger("upriver.producer")
@@ -115,16 +115,5 @@ def _load(path: Path | None) -> int:
 
 def _save(epoch: int, path: Path | None) -> None:
     """Stores an epoch. It is on disk when this returns."""
-    if path is None:
-        return
-    fresh = path.with_suffix(".new")
-    with open(fresh, "w", encoding="ascii") as file:
-        file.write(f"{epoch}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name must survive a power failure, too
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    if path is not None:
+        replace_file(path, f"{epoch}\n".encode("ascii"), private=False)

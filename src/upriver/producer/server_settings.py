@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from .._hosts import is_loopback
 from ..errors import ConfigError
 from ..session.keepalive import IDLE_TIMEOUT
 from ..session.stream_request import Policy
@@ -125,7 +125,7 @@ class ServerSettings:
             raise ConfigError("TLS needs a certificate and a key, one of them is missing")
         if self.client_authority is not None and self.certificate is None:
             raise ConfigError("client certificates need TLS: give a certificate and a key")
-        if self.users is None and not self.open_to_all and not _is_loopback(self.host):
+        if self.users is None and not self.open_to_all and not is_loopback(self.host):
             raise ConfigError(
                 f"without users, a server on {self.host} would let anybody read and write: "
                 "give it users, listen on 127.0.0.1, or say --open-to-all"
@@ -134,16 +134,16 @@ class ServerSettings:
     @property
     def takes_plain(self) -> bool:
         """Whether passwords are accepted without TLS."""
-        return self.plain_without_tls or self.users is None or _is_loopback(self.host)
+        return self.plain_without_tls or self.users is None or is_loopback(self.host)
 
     def warnings(self) -> Iterator[str]:
         """Yields a sentence for the log about each risk of these settings."""
-        exposed = self.users is not None and not _is_loopback(self.host)
+        exposed = self.users is not None and not is_loopback(self.host)
         if self.plain_without_tls and exposed and self.certificate is None:
             yield "passwords are taken without TLS (plain_without_tls): the network can read them"
-        if self.users is None and not _is_loopback(self.host):
+        if self.users is None and not is_loopback(self.host):
             yield f"everybody who reaches {self.host} may read and write everything (open_to_all)"
-        elif self.certificate is None and not _is_loopback(self.host):
+        elif self.certificate is None and not is_loopback(self.host):
             yield f"documents travel without TLS on {self.host}: the network can read them"
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -172,12 +172,3 @@ class ServerSettings:
                 f"{self.advertise!r} cannot be advertised: give HOST, HOST:PORT or [IPV6]:PORT"
             )
         return host, advertised or port
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

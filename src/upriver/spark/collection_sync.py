@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from .._files import replace_file
 from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..consumer.transport.collection_manager import CollectionManager
 from ..consumer.writing.documents import Documents
@@ -127,6 +128,5 @@ class CollectionSync:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps({"collections": sorted(self._known)}), encoding="utf-8")
-        new.replace(self._file)
+        content = json.dumps({"collections": sorted(self._known)})
+        replace_file(self._file, content.encode(), private=False)

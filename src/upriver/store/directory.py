@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -29,6 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .. import _entropy
+from .._files import replace_file, sync_directory
 from ..errors import (
     ConfigError,
     Status,
@@ -110,7 +111,7 @@ class Store:
             )
         with self._guard, _named_errors(self.path):
             self._check_open()
-            _write_file(self.path / "name", name.encode())
+            replace_file(self.path / "name", name.encode())
             self._name = name
 
     # ---- buckets -------------------------------------------------------------------------
@@ -143,15 +144,15 @@ class Store:
             making.mkdir(mode=_PRIVATE)
             try:
                 (making / "data").mkdir(mode=_PRIVATE)
-                _write_file(making / "settings.json", settings.dump())
-                _write_file(making / "uuid", (uuid or secrets.token_hex(_UUID_BYTES)).encode())
+                replace_file(making / "settings.json", settings.dump())
+                replace_file(making / "uuid", (uuid or _entropy.token_hex(_UUID_BYTES)).encode())
                 quiet = replace(settings, maintenance_interval=0)
                 Bucket(name, making / "data", quiet, wall=self._wall, create=True).close()
                 os.rename(making, home)
             except BaseException:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
-            _sync_directory(home.parent)
+            sync_directory(home.parent)
             return self._opened(home, settings)
 
     def bucket(
@@ -176,7 +177,7 @@ class Store:
                         f"the bucket {name} has {stored.vbuckets} vbuckets, for ever; "
                         f"{settings.vbuckets} were asked for"
                     )
-                _write_file(home / "settings.json", settings.dump())
+                replace_file(home / "settings.json", settings.dump())
             return self._opened(home, settings or stored, salvage=salvage)
 
     def bucket_settings(self, name: str) -> BucketSettings:
@@ -194,7 +195,7 @@ class Store:
             self._check_open()
             home = self._home(name)
             settings = replace(_load_settings(home), **changes)
-            _write_file(home / "settings.json", settings.dump())
+            replace_file(home / "settings.json", settings.dump())
             bucket = self._open.get(name)
             if bucket is not None:
                 bucket.settings = replace(bucket.settings, **changes)
@@ -220,7 +221,7 @@ class Store:
                 bucket.close()
             going = home.with_name(_GOING + name)
             os.rename(home, going)
-            _sync_directory(home.parent)
+            sync_directory(home.parent)
             shutil.rmtree(going)
 
     def close(self) -> None:
@@ -302,7 +303,7 @@ def _check_format(path: Path, *, create: bool) -> None:
     if not file.exists():
         if not create or any((path / "buckets").iterdir()):
             raise StoreDamaged(path=str(path), problem="store.json is missing")
-        _write_file(file, json.dumps({"format": FORMAT}).encode())
+        replace_file(file, json.dumps({"format": FORMAT}).encode())
         return
     try:
         found = json.loads(file.read_bytes())["format"]
@@ -314,7 +315,7 @@ def _check_format(path: Path, *, create: bool) -> None:
     if newer:
         raise StoreTooNew(path=str(path), found=found, supported=FORMAT)
     if found < FORMAT:  # older releases cannot read what is written from now on
-        _write_file(file, json.dumps({"format": FORMAT}).encode())
+        replace_file(file, json.dumps({"format": FORMAT}).encode())
 
 
 def _finish_renames(buckets: Path) -> None:
@@ -337,7 +338,7 @@ def _load_settings(home: Path) -> BucketSettings:
 
 def _own_uuid(path: Path) -> str:
     if not (path / "uuid").exists():
-        _write_file(path / "uuid", secrets.token_hex(_UUID_BYTES).encode())
+        replace_file(path / "uuid", _entropy.token_hex(_UUID_BYTES).encode())
     return _load_uuid(path)
 
 
@@ -358,26 +359,3 @@ def _load_uuid(home: Path) -> str:
     except (ValueError, FileNotFoundError) as problem:
         raise StoreDamaged(path=str(home), problem=f"uuid cannot be read: {problem}") from None
     return uuid
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    """Writes a small file atomically: after a crash it has either the old or the new content."""
-    passing = path.with_name(path.name + ".new")
-    with open(passing, "wb", opener=_private) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(passing, path)
-    _sync_directory(path.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -89,7 +89,7 @@ class TemporaryCluster:
 
     @property
     def state(self) -> cluster_state.ClusterState:
-        return cluster_state.load(self.directory / "cluster.json")
+        return cluster_state.load(self.directory / cluster_state.STATE_FILE)
 
     @property
     def nodes(self) -> list[str]:

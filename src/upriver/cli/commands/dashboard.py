@@ -97,11 +97,11 @@ def dashboard(
     if not watched:
         raise click.UsageError("give TABLE or URL, or --export grafana or alerts")
     # Imported late: only this command needs them.
+    from ..._hosts import is_loopback
     from ...dashboard.collector import Collector
     from ...dashboard.httpd import DashboardServer
     from ...dashboard.progress_file import ProgressFile
     from ...dashboard.remote import RemoteServer
-    from ...dashboard.request_handler import is_loopback
     from ...spark.tables.places import TablePlace
 
     servers = [

@@ -296,9 +296,9 @@ def _page(producer: Producer, pages: ExitStack, host: str, ports: Sequence[int] 
     """Begins to serve the dashboard, if that is wanted; returns where."""
     if ports is None:
         return ""
+    from ..._hosts import is_loopback
     from ...dashboard.collector import Collector
     from ...dashboard.httpd import DashboardServer
-    from ...dashboard.request_handler import is_loopback
     from ..dashboard.producer_figures import ProducerFeed
 
     feed = ProducerFeed(producer)

@@ -5,23 +5,22 @@
     FILE.lock     names the writing process, and holds an advisory lock that ends with it. The file
                   is never removed: a new file of that name would let a second process lock it
 
-A save writes the new file, syncs it, renames it over the old one and syncs the directory. So after
-a crash of the process or the machine, either the old or the new checkpoint is there. Loading needs
-no lock.
+After a crash of the process or the machine, either the old or the new checkpoint is there. Only its
+owner may read a new file, because a checkpoint describes collections and branches. Loading needs no
+lock.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
+from ..._files import replace_file
 from ...errors import ConfigError
 from .checkpoint import MAX_CHECKPOINT_SIZE, Checkpoint
 
@@ -85,20 +84,16 @@ class FileCheckpoint:
             )
         with self._guard:
             self._take_lock()
-            with self._errors("written"), _replacing(self._file) as file:
-                file.write(content)
+            with self._errors("written"):
+                replace_file(self._file, content, keep_mode=True)
 
     def back_up(self) -> Path:
         """Copies the file, damaged or not, to FILE.bak; returns the path of the copy."""
         copy = self._file.with_name(f"{self._file.name}.bak")
         with self._guard:
             self._take_lock()
-            with (
-                self._errors("backed up"),
-                open(self._file, "rb") as source,
-                _replacing(copy) as file,
-            ):
-                shutil.copyfileobj(source, file)
+            with self._errors("backed up"), open(self._file, "rb") as source:
+                replace_file(copy, source, keep_mode=True)
         return copy
 
     def _take_lock(self) -> None:
@@ -132,30 +127,3 @@ class FileCheckpoint:
             raise ConfigError(
                 f"the checkpoint {self.path} cannot be {done}: {error.strerror}"
             ) from error
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file with mode 0600, because a checkpoint describes collections and branches."""
-    return os.open(path, flags, 0o600)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file to write, then renames it over ``path`` atomically."""
-    passing = path.with_name(f"{path.name}.new")
-    try:
-        with open(passing, "wb", opener=_private) as file:
-            with suppress(FileNotFoundError):  # keep the mode of the existing file
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(passing, path)
-    except BaseException:
-        passing.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

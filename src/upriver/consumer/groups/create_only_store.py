@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from ..._files import create_file, sync_directory
 from ...errors import ConfigError, ConnectionFailed
 from .cells import MAX_CELL, Stored
 
@@ -116,16 +117,13 @@ class DirectoryGroupStore(NumberedStore):
         with self._told("written"):
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
-                with open(draft, "wb", opener=_private) as opened:
-                    opened.write(content)
-                    opened.flush()
-                    os.fsync(opened.fileno())
+                create_file(draft, content)
                 os.link(draft, place)
             except FileExistsError:
                 return False
             finally:
                 draft.unlink(missing_ok=True)
-            self._sync(place.parent)
+            sync_directory(place.parent)
         return True
 
     def _load(self, file: str) -> bytes | None:
@@ -150,13 +148,6 @@ class DirectoryGroupStore(NumberedStore):
             except FileNotFoundError:
                 return iter(())
 
-    def _sync(self, directory: Path) -> None:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     @contextmanager
     def _told(self, done: str) -> Iterator[None]:
         try:
@@ -167,8 +158,3 @@ class DirectoryGroupStore(NumberedStore):
                 "see whether the directory is there, writable, and has room and hard links",
                 where=f"the members' directory {self.path}",
             ) from None
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file with mode 0600, because positions describe collections and branches."""
-    return os.open(path, flags, 0o600)

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import socket
 import threading
 import time
@@ -30,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from ... import _entropy
 from ...errors import AuthenticationFailed, ConfigError, InternalError, UpriverError
 from ...session.stream_position import Position
 from ..reader_settings import ConsumerSettings, RollbackPolicy
@@ -142,7 +142,7 @@ class Membership:
 
     def _new_member(self) -> Member:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60]
-        name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        name = f"{host}-{os.getpid()}-{_entropy.token_hex(4)}"
         return Member(self.group, name, self._reads, lease=self._lease, clock=now)
 
     async def _run(self, steps: Steps[_T]) -> _T:

@@ -100,9 +100,14 @@ def vbucket_states() -> Conversation[dict[int, str]]:
 
 def manifest() -> Conversation[Collections]:
     """Gets the current names of the bucket's scopes and collections."""
+    return Collections.parse((yield from manifest_json()))
+
+
+def manifest_json() -> Conversation[bytes]:
+    """Gets the collections manifest as the node sends it."""
     answer: m.Response = yield kv.GetManifest()
     if answer.status is Status.SUCCESS and isinstance(answer, m.PlainResponse):
-        return Collections.parse(answer.value)
+        return answer.value
     raise refused(answer, "the collections manifest")
 
 
@@ -134,6 +139,14 @@ def high_seqnos(
     else:
         raise refused(answer, "the high seqnos")
     return {vbucket: active[vbucket] for vbucket in vbuckets if vbucket in active}
+
+
+def seqnos_in_state(state: RequestedState) -> Conversation[dict[int, int]]:
+    """Gets the high seqnos of the vbuckets that a node has in one state."""
+    answer: m.Response = yield kv.GetAllSeqnos(state=state)
+    if isinstance(answer, kv.AllSeqnosResponse):
+        return dict(answer.seqnos)
+    raise refused(answer, f"the high seqnos of {state.name.lower()} vbuckets")
 
 
 def _collection_seqnos(collections: Collection[int]) -> Conversation[dict[int, int]]:
@@ -230,7 +243,7 @@ def persisted_seqno(vbucket: int, vbuuid: int) -> Conversation[int]:
     raise refused(answer, f"what is persisted of vbucket {vbucket}")
 
 
-# ---- statistics, and refusals ------------------------------------------------------------
+# ---- statistics, commands and refusals ---------------------------------------------------
 
 
 def statistics(group: str) -> Conversation[dict[str, str]]:
@@ -256,6 +269,14 @@ def _statistics_of(group: str, vbucket: int) -> Conversation[dict[str, str]]:
         if refusal.status not in (Status.NOT_FOUND, Status.INVALID, *_UNKNOWN):
             raise
     return (yield from statistics(group))
+
+
+def command(request: m.Request, name: str) -> Conversation[m.Response]:
+    """Sends a command that changes a node; raises `StatusError` with its ``name`` if refused."""
+    answer: m.Response = yield request
+    if answer.status is not Status.SUCCESS:
+        raise StatusError(answer.status, request=name, context=refusal_context(answer))
+    return answer
 
 
 def unless(

@@ -1,16 +1,29 @@
-"""`Access`: user, password and TLS settings of a client.
+"""`Access`: user, password and TLS settings of a client; and how it introduces itself to a node.
 
-It knows no addresses and opens no connections.
+It opens no connections.
 """
 
 from __future__ import annotations
 
+import platform
+import secrets
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+from ... import __version__
 from ...errors import ConfigError
-from ...session.client_handshake import Credentials
+from ...session.client_handshake import Credentials, Introduction
+from ...wire.agent_names import AgentName
+from ...wire.names import Feature
+from .connection_string import Source
+
+#: The name of the client in server logs.
+_AGENT: Final = f"upriver/{__version__} (python/{platform.python_version()})"
+#: The same for all connections of this process, so that server logs show them as one client.
+_CLIENT_ID: Final = secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +61,18 @@ class Access:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+def introduction(access: Access, source: Source, features: Iterable[Feature]) -> Introduction:
+    """What a client says first on a new connection: who it is, and what it wants.
+
+    The agent is the client's name and version, and a unique id of the connection.
+    """
+    return Introduction(
+        agent=AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key,
+        bucket=source.bucket,
+        features=tuple(features),
+        credentials=access.credentials(),
+        secret=source.tls,
+        allow_plain=access.allow_plain,
+    )

@@ -15,13 +15,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from ... import _daemon
 from ...errors import ConnectionFailed, DecodeError, InternalError, UpriverError
-from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
+from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
 from ...session.consumer_events import Answered, Event
 from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession
 from ...session.conversation import Compute, Conversation, Exchange, Pending, single
@@ -34,13 +34,11 @@ from ...wire.dialects import Dcp, Dialect
 from ...wire.framing import Framer
 from ...wire.names import Command, Feature
 from ..reader_settings import ConsumerSettings
-from .access import Access
-from .blocking_connection import agent_key
-from .connect_errors import no_tls, unreachable
+from .access import Access, introduction
+from .connect_errors import lost_connection, named, no_tls, unreachable
 from .connection_string import Address, Source
 
 _T = TypeVar("_T")
-_E = TypeVar("_E", bound=BaseException)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +76,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         access: Access,
         settings: ConsumerSettings,
         dialect: Dialect,
+        *,
+        features: Iterable[Feature] | None = None,
     ) -> None:
+        """``features`` are requested in HELLO instead of those of a reader."""
         self.address = address
         self.dialect = dialect
         self.features: frozenset[Feature | int] = frozenset()
@@ -91,6 +92,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._source = source
         self._access = access
         self._settings = settings
+        compressed = (Feature.SNAPPY,) if settings.compression else ()
+        self._offered = (*_FEATURES, *compressed) if features is None else tuple(features)
         self._session: ConsumerSession | None = None
         self._on_events: Callable[[list[Event]], None] = lambda events: None
         self._on_lost: Callable[[], None] = lambda: None
@@ -106,6 +109,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._incomplete = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reading = True
+        #: Whether received bytes are kept for the protocol that gets the transport.
+        self._keeping = False
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -126,18 +131,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     self.granted = await self._open_streams()
         except TimeoutError:
             reason = f"{self._exchange.asked or 'nothing'} was not answered for {patience:g} s"
-            problem = self._named(self._went_silent(reason))
             self.close()
-            raise problem from None
+            raise self._lost(reason, silent=True) from None
         except BaseException as problem:
             self.close()
-            raise self._named(problem) from None
+            raise named(problem, str(self.address)) from None
         self._begin(self.granted)
 
-    def _went_silent(self, reason: str) -> ConnectionFailed:
-        if self._heard_any:
-            return ConnectionFailed(f"was lost: {reason}", "is it overloaded?")
-        return hung_up(reason, secret=self._source.tls)
+    def _lost(self, reason: str, *, silent: bool = False) -> ConnectionFailed:
+        where, tls, heard = str(self.address), self._source.tls, self._heard_any
+        return lost_connection(reason, heard_any=heard, silent=silent, tls=tls, where=where)
 
     @property
     def reached(self) -> bool:
@@ -168,16 +171,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise unreachable(problem, seconds) from None
 
     async def _introduce(self) -> None:
-        compressed = (Feature.SNAPPY,) if self._settings.compression else ()
-        introduction = Introduction(
-            agent=agent_key(),
-            bucket=self._source.bucket,
-            features=(*_FEATURES, *compressed),
-            credentials=self._access.credentials(),
-            secret=self._source.tls,
-            allow_plain=self._access.allow_plain,
-        )
-        self.features = (await self._have([introduce(introduction)]))[0].features
+        first = introduce(introduction(self._access, self._source, self._offered))
+        self.features = (await self._have([first]))[0].features
         if self.dialect.negotiates:
             self.dialect = Dcp(collections=Feature.COLLECTIONS in self.features)
 
@@ -218,6 +213,32 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._session, self._on_events, self._on_lost = session, on_events, on_lost
         session.feed(self._framer.take_pending())
 
+    async def hand_over(
+        self, last: Conversation[object], heir: asyncio.Protocol
+    ) -> asyncio.Transport:
+        """Runs a last conversation, then gives the transport to another protocol and returns it.
+
+        ``heir`` gets everything that the node sent after its last answer. This object is closed;
+        the caller closes the transport.
+        """
+
+        def then_keep() -> Conversation[None]:
+            yield from last
+            self._keeping = True
+
+        await self.run(then_keep())
+        if self.lost is not None:
+            raise self.lost
+        transport, self._transport = self._transport, None
+        assert transport is not None
+        received = self._framer.take_pending()
+        self.close()
+        transport.set_protocol(heir)
+        heir.connection_made(transport)
+        if received:
+            heir.data_received(received)
+        return transport
+
     # ---- conversations -------------------------------------------------------------------
 
     async def ask(self, request: m.Request, *, patience: float | None = None) -> m.Response:
@@ -238,7 +259,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except TimeoutError:
             asked = self._exchange.asked or "a request"
             problem = f"did not answer {asked} for {patience:g} s"
-            raise self._named(ConnectionFailed(problem, "is it overloaded?")) from None
+            where = str(self.address)
+            raise ConnectionFailed(problem, "is it overloaded?", where=where) from None
 
     async def _have(self, talks: Iterable[Conversation[_T]]) -> list[_T]:
         if self.lost is not None:
@@ -342,17 +364,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = "it closed the connection" if exc is None else str(exc) or type(exc).__name__
-        if self._heard_any:
-            self._over(ConnectionFailed(f"was lost: {reason}", "see what its log says"))
-        else:
-            self._over(hung_up(reason, secret=self._source.tls))
+        self._over(self._lost(reason))
 
     def _read_early(self, size: int) -> None:
         data = bytes(memoryview(self._early)[:size])
         if self._silence is not None:
             self._silence.heard(self._loop.time())
+        packets = self._framer.feed(data)
         try:
-            for packet in self._framer.feed(data):
+            while not self._keeping and (packet := next(packets, None)) is not None:
                 message = self.dialect.decode(packet)
                 if isinstance(message, m.Response):
                     self._exchange.received(message)
@@ -449,32 +469,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _over(self, problem: UpriverError) -> None:
         if self.lost is not None:
             return
-        self.lost = self._named(problem)
+        self.lost = named(problem, str(self.address))
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
         self._exchange.fail(self.lost)
         self._on_lost()
-
-    def _named(self, problem: _E) -> _E:
-        if isinstance(problem, ConnectionFailed) and not problem.where:
-            problem.where = str(self.address)
-        return problem
-
-
-async def converse(talk: Conversation[_T], ask: Callable[[m.Request], Awaitable[m.Response]]) -> _T:
-    """Runs one conversation through ``ask``, a function that answers one request at a time."""
-    try:
-        step = next(talk)
-        reply: object
-        while True:
-            if isinstance(step, Compute):
-                reply = await asyncio.to_thread(step.work)
-            else:
-                assert isinstance(step, m.Request)
-                reply = await ask(step)
-            step = talk.send(reply)
-    except StopIteration as done:
-        result: _T = done.value
-        return result

@@ -6,7 +6,6 @@ writer (`edit_pipeline`) uses them to send requests without waiting for response
 
 from __future__ import annotations
 
-import platform
 import secrets
 import select
 import socket
@@ -15,12 +14,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self, TypeVar
 
-from ... import __version__
 from ...errors import ConnectionFailed, DecodeError
-from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
+from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
 from ...session.conversation import Conversation, Exchange, single
 from ...session.dcp_open import open_for_questions
-from ...wire.agent_names import AgentName
 from ...wire.dialects import Dcp
 from ...wire.framing import Framer
 from ...wire.messages import Request, Response
@@ -35,17 +32,12 @@ from ..topology.cluster_view import (
     with_earlier,
 )
 from ..writing.fast_responses import quick_statistic
-from .access import Access
-from .connect_errors import no_tls, reason_of, unreachable
+from .access import Access, introduction
+from .connect_errors import lost_connection, named, no_tls, reason_of, unreachable
 from .connection_string import Address, Source
 
 _T = TypeVar("_T")
-_E = TypeVar("_E", bound=BaseException)
 
-#: The name of the client in server logs.
-_AGENT: Final = f"upriver/{__version__} (python/{platform.python_version()})"
-#: The same for all connections of this process, so that server logs show them as one client.
-_CLIENT_ID: Final = secrets.token_hex(8)
 #: Seconds to connect to a node: long enough for TCP to resend one or two lost packets.
 CONNECT_SECONDS: Final = 10.0
 #: Seconds for one response; servers delay the response to a failed authentication on purpose.
@@ -58,11 +50,6 @@ _RECEIVE_BYTES: Final = 256 * 1024
 #: Exceptions of a socket operation that would block. With TLS, a read may have to wait for a write
 #: and the other way round.
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-def agent_key() -> str:
-    """The HELLO key of a new connection: client name and version, and a unique connection id."""
-    return AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key
 
 
 class BlockingConnection:
@@ -93,22 +80,14 @@ class BlockingConnection:
         self._heard_any = False
         self.socket = self._connect(access)
         try:
-            introduction = Introduction(
-                agent=agent_key(),
-                bucket=source.bucket,
-                features=tuple(features),
-                credentials=access.credentials(),
-                secret=source.tls,
-                allow_plain=access.allow_plain,
-            )
-            self.features = self.run(introduce(introduction)).features
+            self.features = self.run(introduce(introduction(access, source, features))).features
             self.dialect = Dcp(collections=Feature.COLLECTIONS in self.features)
         except DecodeError:
             self.close()
-            raise self._named(stranger(self._chunk)) from None
+            raise named(stranger(self._chunk), self.where) from None
         except BaseException as problem:
             self.close()
-            raise self._named(problem) from None
+            raise named(problem, self.where) from None
 
     @classmethod
     def open(cls, source: Source, access: Access, **options: Any) -> Self:
@@ -167,9 +146,9 @@ class BlockingConnection:
             return [pending.result() for pending in pendings]
         except TimeoutError:
             waited = f"{exchange.asked or 'a request'} was not answered for {self._timeout:g} s"
-            raise self._silent(waited) from None
+            raise self.lost(waited, silent=True) from None
         except OSError as problem:
-            raise self._silent(reason_of(problem)) from None
+            raise self.lost(reason_of(problem)) from None
         finally:
             exchange.abandon(pendings)
 
@@ -214,21 +193,11 @@ class BlockingConnection:
 
     # ---- errors --------------------------------------------------------------------------
 
-    def lost(self, reason: str) -> ConnectionFailed:
-        """The error for a lost connection."""
-        hint = "see what its log says, then run again"
-        return ConnectionFailed(f"was lost: {reason}", hint, where=self.where)
-
-    def _silent(self, reason: str) -> ConnectionFailed:
-        """The error for a node that closed the connection or does not answer."""
-        if self._heard_any:
-            return self.lost(reason)
-        return self._named(hung_up(reason, secret=self._tls))
-
-    def _named(self, problem: _E) -> _E:
-        if isinstance(problem, ConnectionFailed):
-            problem.where = self.where
-        return problem
+    def lost(self, reason: str, *, silent: bool = False) -> ConnectionFailed:
+        """The error for a node that closed the connection, or with ``silent`` does not answer."""
+        return lost_connection(
+            reason, heard_any=self._heard_any, silent=silent, tls=self._tls, where=self.where
+        )
 
     def _connect(self, access: Access) -> socket.socket:
         context = access.tls_context() if self._tls else None
@@ -238,7 +207,7 @@ class BlockingConnection:
                 (self.address.host, self.address.port), timeout=seconds
             )
         except (OSError, UnicodeError) as problem:
-            raise self._named(unreachable(problem, seconds)) from None
+            raise named(unreachable(problem, seconds), self.where) from None
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain.settimeout(self._timeout)
@@ -247,7 +216,7 @@ class BlockingConnection:
             return context.wrap_socket(plain, server_hostname=self.address.host)
         except OSError as problem:
             plain.close()
-            raise self._named(no_tls(problem, self._timeout)) from None
+            raise named(no_tls(problem, self._timeout), self.where) from None
         except BaseException:
             plain.close()
             raise

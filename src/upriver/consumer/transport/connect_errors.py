@@ -1,10 +1,36 @@
-"""Converts errors of connecting (DNS, TCP, TLS) into `ConnectionFailed` with a hint."""
+"""Converts failures of connections (DNS, TCP, TLS, silence) into `ConnectionFailed` with a hint."""
 
 from __future__ import annotations
 
 import ssl
+from typing import TypeVar
 
 from ...errors import ConnectionFailed
+from ...session.client_handshake import hung_up
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def named(problem: _E, where: str) -> _E:
+    """The error with the address of its node, if it is one of a connection and names none yet."""
+    if isinstance(problem, ConnectionFailed) and not problem.where:
+        problem.where = where
+    return problem
+
+
+def lost_connection(
+    reason: str, *, heard_any: bool, silent: bool, tls: bool, where: str
+) -> ConnectionFailed:
+    """The error for a connection that ended, or with ``silent`` one without an answer.
+
+    ``heard_any`` says whether the node ever sent any bytes. If not, it may be no node at all, and
+    the hint asks for the right port.
+    """
+    if not heard_any:
+        return named(hung_up(reason, secret=tls), where)
+    if silent:
+        return ConnectionFailed(f"was lost: {reason}", "is it overloaded?", where=where)
+    return ConnectionFailed(f"was lost: {reason}", "see what its log says", where=where)
 
 
 def reason_of(problem: OSError | UnicodeError) -> str:

@@ -35,7 +35,6 @@ import operator
 import os
 import secrets
 import stat
-import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
+from ..._files import replace_file
 from ...errors import ConfigError
 from ...session.saslprep import prepare
 
@@ -319,17 +319,7 @@ class Users:
             "users": [_dump_user(user) for user in self],
         }
         try:
-            # A new file that only its owner can read, from the beginning.
-            descriptor, passing = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-            try:
-                with open(descriptor, "w") as file:
-                    json.dump(stored, file, indent=2)
-                    file.flush()
-                    os.fsync(descriptor)
-                os.replace(passing, path)
-            except BaseException:
-                os.unlink(passing)
-                raise
+            replace_file(path, json.dumps(stored, indent=2).encode(), unique=True)
         except OSError as problem:
             raise ConfigError(
                 f"the users file {path} cannot be written: {problem.strerror}"

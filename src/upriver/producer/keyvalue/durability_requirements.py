@@ -20,7 +20,7 @@ from ...wire.frameinfo import Durability
 from ...wire.messages import Request
 from ...wire.names import DurabilityLevel
 from .required_roles import ADMINISTERS, READS, WRITES
-from .responses import Responses
+from .responses import MUTATION_TOKEN, Responses
 
 #: Seconds until a write without a timeout of its own gives up, as on Couchbase Server.
 DEFAULT_SECONDS: Final = 10.0
@@ -31,8 +31,6 @@ _MOST_COPIES: Final = 4
 _MOST_CHAINS: Final = 2
 #: The nodes with the copies of a vbucket, None for a copy that no node holds.
 _Chain = Sequence[str | None]
-#: A vbuuid and a seqno, as in the responses to writes.
-_TOKEN_SIZE: Final = 16
 #: Commands that change a document, and so can be asked to be durable.
 DURABLE_COMMANDS: Final = WRITES - READS - ADMINISTERS
 
@@ -169,6 +167,8 @@ def _with_seqno(response: Any, prepared: int, seqno: int) -> Any:
     if getattr(response, "seqno", None) == prepared:
         return replace(response, seqno=seqno)
     extras = getattr(response, "extras", b"")
-    if len(extras) == _TOKEN_SIZE and extras.endswith(prepared.to_bytes(8)):
-        return replace(response, extras=extras[:8] + seqno.to_bytes(8))
+    if len(extras) == MUTATION_TOKEN.size:
+        vbuuid, found = MUTATION_TOKEN.unpack(extras)
+        if found == prepared:
+            return replace(response, extras=MUTATION_TOKEN.pack(vbuuid, seqno))
     return response

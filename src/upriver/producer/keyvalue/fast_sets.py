@@ -17,6 +17,7 @@ from ...wire.header import REQUEST, RESPONSE
 from ...wire.json_text import is_json
 from ...wire.limits import MAX_KEY, MAX_PREFIXED_KEY
 from ...wire.names import Command
+from .responses import MUTATION_TOKEN
 
 _SET: Final = Dcp.table.opcodes[Command.SET]
 _SETQ: Final = Dcp.table.opcodes[Command.SETQ]
@@ -45,11 +46,6 @@ _ANSWER = struct.Struct(
     "I"  # total body length
     "4s"  # opaque
     "Q"  # cas
-)
-_TOKEN = struct.Struct(
-    ">"
-    "Q"  # vbuuid
-    "Q"  # seqno
 )
 #: Larger values are left to the dispatcher: checking them takes too long for this path.
 _MAX_VALUE: Final = 16 * 1024
@@ -82,6 +78,6 @@ def set_answer(packet: bytes, done: Applied, vbuuid: int | None) -> bytes:
     """Returns the response to a plain SET that was stored. Empty if the SET was quiet."""
     if packet[1] == _SETQ:
         return b""
-    token = b"" if vbuuid is None else _TOKEN.pack(vbuuid, done.seqno)
+    token = b"" if vbuuid is None else MUTATION_TOKEN.pack(vbuuid, done.seqno)
     head = _ANSWER.pack(RESPONSE, _SET, len(token), len(token), packet[12:16], done.cas)
     return head + token

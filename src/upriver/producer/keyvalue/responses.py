@@ -5,6 +5,7 @@ This module knows nothing of requests.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -15,6 +16,12 @@ from ...wire.messages import Response
 
 #: The responses to send, in order. Empty for a quiet request without anything to report.
 Responses = tuple[Response, ...]
+#: The extras of the response to a write, for clients that asked for mutation tokens.
+MUTATION_TOKEN = struct.Struct(
+    ">"
+    "Q"  # vbuuid
+    "Q"  # seqno
+)
 
 
 class Now(NamedTuple):

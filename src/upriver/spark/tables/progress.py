@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ... import telemetry
+from ..._files import replace_file
 from .format.storage import Storage, StorageFailed
 
 _log = logging.getLogger(__name__)
@@ -106,9 +106,8 @@ class LocalProgress:
     def _shorten(self) -> None:
         with open(self._path, encoding="utf-8") as file:
             lines = deque(file, maxlen=_KEPT_LINES)
-        draft = self._path.with_suffix(".new")
-        draft.write_text("".join(lines), encoding="utf-8")
-        os.replace(draft, self._path)
+        # not durable: it only shows how a pipeline is doing
+        replace_file(self._path, "".join(lines).encode(), private=False, durable=False)
 
     def close(self) -> None:
         pass

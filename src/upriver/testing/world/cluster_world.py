@@ -186,7 +186,7 @@ class ClusterWorld(World):
             bucket_uuid=BUCKET_UUID,
             lease=self.lease,
         )
-        cluster_state.save(state, self.directory / "cluster.json")
+        cluster_state.save(state, self.directory / cluster_state.STATE_FILE)
         self.start_manager()
         self.scheduler.run(self._is_ready, before=PATIENCE)
         self.begun_at = self.scheduler.now

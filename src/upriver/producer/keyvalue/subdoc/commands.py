@@ -23,7 +23,7 @@ from ....wire.names import Command as C
 from ....wire.names import Feature, PathFlag, SubdocFlag
 from ..document_writes import keeps_expiry, write_over
 from ..request_context import Call, key_of
-from ..responses import Answer, BackgroundWork, Blocking, Now, Responses
+from ..responses import MUTATION_TOKEN, Answer, BackgroundWork, Blocking, Now, Responses
 from . import lookups
 from .lookups import (
     check_order,
@@ -42,11 +42,6 @@ _MAX_INLINE: Final = 16 * 1024
 
 _LOOKUPS: Final = frozenset({C.GET, C.SUBDOC_GET, C.SUBDOC_EXISTS, C.SUBDOC_GET_COUNT})
 
-_TOKEN = struct.Struct(
-    ">"
-    "Q"  # vbuuid
-    "Q"  # seqno
-)
 _FAILED = struct.Struct(
     ">"
     "B"  # index of the path
@@ -346,7 +341,7 @@ class _Mutation:
 
     def response(self, done: Applied) -> PlainResponse:
         vbuuid, seqno = self.call.token(done)
-        extras = b"" if vbuuid is None else _TOKEN.pack(vbuuid, seqno)
+        extras = b"" if vbuuid is None else MUTATION_TOKEN.pack(vbuuid, seqno)
         if isinstance(self.request, kv.SubdocOperation):
             value = self.results[0]
         else:
