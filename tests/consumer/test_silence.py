@@ -28,6 +28,7 @@ from upriver.consumer.streaming.engine import Engine
 from upriver.consumer.streaming.stream_events import StreamEvents
 from upriver.errors import ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
+from upriver.session.row_rules import RowCheck
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
@@ -63,7 +64,8 @@ def producer() -> Iterator[TemporaryProducer]:
         (StreamEvents, "_note"),
         (Engine, "_renew_map"),
         (Engine, "_place"),
-        (ConsumerSession, "_take"),
+        (RowCheck, "check_until"),
+        (ConsumerSession, "_handle"),
         (ConsumerSession, "_accepted"),
     ],
 )

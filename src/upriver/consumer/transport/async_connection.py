@@ -325,7 +325,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._early) if self._session is None else self._session.space()
+        return memoryview(self._early) if self._session is None else self._session.inbound.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_any = True
