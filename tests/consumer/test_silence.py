@@ -60,7 +60,7 @@ def producer() -> Iterator[TemporaryProducer]:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (StreamEvents, "take"),
+        (StreamEvents, "on_events"),
         (StreamEvents, "_note"),
         (Engine, "_renew_map"),
         (Engine, "_place"),

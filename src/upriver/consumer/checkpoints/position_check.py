@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...session.consumer_events import RollbackReason, RolledBack, Rows, StreamOpened
+from ...session.consumer_events import RollbackReason, RolledBack, StreamOpened
 from ...session.stream_position import Position
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
@@ -93,7 +93,7 @@ async def probe(
         engine.begin()
         verdicts = {
             vbucket: Verdict(position, position, (), highs.get(vbucket))
-            for vbucket, position in engine.positions.items()
+            for vbucket, position in engine.discovery.positions.items()
         }
         unanswered = set(verdicts)
         while unanswered:
@@ -101,9 +101,8 @@ async def probe(
             event = delivery.event
             if isinstance(event, Failed):
                 raise event.error
-            if isinstance(event, Rows) and delivery.carrier is not None:
-                delivery.carrier.give_back(event.counted)
-            elif isinstance(event, RolledBack):
+            delivery.release()
+            if isinstance(event, RolledBack):
                 verdicts[event.vbucket] = _sent_back(verdicts[event.vbucket], event)
             elif isinstance(event, StreamOpened):
                 unanswered.discard(event.vbucket)
@@ -124,7 +123,7 @@ def probe_and_wait(
 
 async def _high_seqnos(engine: Engine) -> dict[int, int]:
     try:
-        return await engine.high_seqnos()
+        return await engine.discovery.high_seqnos()
     except NODE_TROUBLE:
         if engine.negotiates:
             raise

@@ -125,7 +125,7 @@ class Membership:
         )
         self._member = self._new_member()
         await self._run(self._member.join())
-        self._turns = engine.task(self._take_turns)
+        self._turns = engine.guard.task(self._take_turns)
 
     async def stop(self) -> None:
         """Leaves the group, so that others take over at once."""
@@ -199,7 +199,7 @@ class Membership:
         }
         if not new:
             return
-        first = self._engine.positions
+        first = self._engine.discovery.positions
         claimed = await self._run_on_positions(
             self._cells.claim(new, lambda vb: first.get(vb, Position()), self._member.name)
         )
