@@ -104,6 +104,12 @@ def test_a_room_imports_only_what_it_may() -> None:
     assert not forbidden
 
 
+def test_connections_know_nothing_of_what_is_written_over_them() -> None:
+    for path in (PACKAGE / "consumer" / "transport").glob("*.py"):
+        names = imported_by(path)
+        assert not {name for name in names if name.startswith("upriver.consumer.writing")}, path
+
+
 def test_rooms_without_io_stay_without_it() -> None:
     impure = {
         str(path.relative_to(PACKAGE)): outside

@@ -120,7 +120,7 @@ class StreamEvents:
             self._fail(as_upriver_error(fault))
 
     def on_lost(self, connection: AsyncConnection) -> None:
-        """Keeps the positions that its vbuckets have reached, so that they are read on from there."""
+        """Keeps the positions that its vbuckets have reached; their next streams begin there."""
         try:
             self._leave(connection)
         except Exception as fault:

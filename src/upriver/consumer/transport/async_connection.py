@@ -35,7 +35,7 @@ from ...wire.framing import Framer
 from ...wire.names import Command, Feature
 from ..reader_settings import ConsumerSettings
 from .access import Access
-from .blocking_connection import agent_key
+from .client_agent import agent_key
 from .connect_errors import no_tls, unreachable
 from .connection_string import Address, Source
 

@@ -6,7 +6,6 @@ writer (`edit_pipeline`) uses them to send requests without waiting for response
 
 from __future__ import annotations
 
-import platform
 import secrets
 import select
 import socket
@@ -15,13 +14,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self, TypeVar
 
-from ... import __version__
 from ...errors import ConnectionFailed, DecodeError
 from ...session.client_handshake import FIRST_OPAQUE, Introduction, hung_up, introduce, stranger
 from ...session.conversation import Conversation, Exchange, single
 from ...session.dcp_open import open_for_questions
-from ...wire.agent_names import AgentName
 from ...wire.dialects import Dcp
+from ...wire.fast_stat_response import quick_statistic
 from ...wire.framing import Framer
 from ...wire.messages import Request, Response
 from ...wire.names import Feature
@@ -34,18 +32,14 @@ from ..topology.cluster_view import (
     Visit,
     with_earlier,
 )
-from ..writing.fast_responses import quick_statistic
 from .access import Access
+from .client_agent import agent_key
 from .connect_errors import no_tls, reason_of, unreachable
 from .connection_string import Address, Source
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 
-#: The name of the client in server logs.
-_AGENT: Final = f"upriver/{__version__} (python/{platform.python_version()})"
-#: The same for all connections of this process, so that server logs show them as one client.
-_CLIENT_ID: Final = secrets.token_hex(8)
 #: Seconds to connect to a node: long enough for TCP to resend one or two lost packets.
 CONNECT_SECONDS: Final = 10.0
 #: Seconds for one response; servers delay the response to a failed authentication on purpose.
@@ -58,11 +52,6 @@ _RECEIVE_BYTES: Final = 256 * 1024
 #: Exceptions of a socket operation that would block. With TLS, a read may have to wait for a write
 #: and the other way round.
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-def agent_key() -> str:
-    """The HELLO key of a new connection: client name and version, and a unique connection id."""
-    return AgentName(_AGENT, f"{_CLIENT_ID}/{secrets.token_hex(8)}").key
 
 
 class BlockingConnection:
