@@ -32,7 +32,7 @@ _AT_ONCE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PositionVerdict:
     """Whether the server accepts a position of one vbucket, and where it would resume."""
 
     position: Position
@@ -60,7 +60,7 @@ async def probe(
     access: Access,
     settings: ConsumerSettings,
     positions: Checkpoint | Mapping[int, Position],
-) -> dict[int, Verdict]:
+) -> dict[int, PositionVerdict]:
     """Probes the positions and returns a verdict for each vbucket.
 
     Of a checkpoint it probes the vbuckets that the settings select, of a mapping all. Raises the
@@ -92,7 +92,7 @@ async def probe(
         highs = await _high_seqnos(engine)
         engine.begin()
         verdicts = {
-            vbucket: Verdict(position, position, (), highs.get(vbucket))
+            vbucket: PositionVerdict(position, position, (), highs.get(vbucket))
             for vbucket, position in engine.discovery.positions.items()
         }
         unanswered = set(verdicts)
@@ -116,7 +116,7 @@ def probe_and_wait(
     access: Access,
     settings: ConsumerSettings,
     positions: Checkpoint | Mapping[int, Position],
-) -> dict[int, Verdict]:
+) -> dict[int, PositionVerdict]:
     """As `probe`, for callers without an event loop: blocks until the verdicts are there."""
     return asyncio.run(probe(source, access, settings, positions))
 
@@ -130,7 +130,7 @@ async def _high_seqnos(engine: Engine) -> dict[int, int]:
         return {}  # servers of drafts 000 and 002 do not know the request
 
 
-def _sent_back(verdict: Verdict, event: RolledBack) -> Verdict:
+def _sent_back(verdict: PositionVerdict, event: RolledBack) -> PositionVerdict:
     reason = event.reason
     if reason is RollbackReason.PURGED and _is_ahead(verdict.goes_on, verdict.high_seqno):
         reason = RollbackReason.AHEAD

@@ -26,10 +26,10 @@ from ...wire.names import Feature
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,
-    Outcome,
     Pause,
     Topology,
     Visit,
+    VisitOutcome,
     with_earlier,
 )
 from .access import Access
@@ -298,7 +298,7 @@ class BlockingNodes:
     def connected(self) -> list[Address]:
         return [address for address, _ in self._idle]
 
-    def _visit(self, visit: Visit) -> Outcome:
+    def _visit(self, visit: Visit) -> VisitOutcome:
         connection: BlockingConnection | None = None
         try:
             connection = self.open(visit.address, streaming=visit.streaming)
