@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -235,3 +238,14 @@ def test_the_walk_sees_types_of_every_shape() -> None:
         "LIMIT: Final = 3\n_T = TypeVar('_T')\nname = 4\n"
     )
     assert types_of(source) == {"Rows", "Event", "Step"}
+
+
+def test_the_hops_that_the_documentation_names_exist() -> None:
+    page = (PACKAGE.parent.parent / "docs" / "explanation" / "architecture.md").read_text()
+    table = page.partition("hop by hop")[2].partition("\n## ")[0]
+    hops = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE)
+    assert len(hops) > 10
+    for module, function in hops:
+        if module.endswith("c_path") and not list((PACKAGE / "wire" / "columns").glob("*.so")):
+            continue  # the accelerator was not built here
+        assert callable(attrgetter(function)(importlib.import_module(f"upriver.{module}")))
