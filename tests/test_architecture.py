@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,12 @@ def test_a_room_imports_only_what_it_may() -> None:
         if (rooms := rooms_imported_by(path) - reachable(room_of(path)) - {room_of(path)})
     }
     assert not forbidden
+
+
+def test_connections_know_nothing_of_what_is_written_over_them() -> None:
+    for path in (PACKAGE / "consumer" / "transport").glob("*.py"):
+        names = imported_by(path)
+        assert not {name for name in names if name.startswith("upriver.consumer.writing")}, path
 
 
 def test_rooms_without_io_stay_without_it() -> None:
@@ -213,3 +222,44 @@ def test_dialects_are_asked_what_they_can_do_and_not_which_they_are(room: str) -
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
                 named = {x.id for x in ast.walk(node.args[1]) if isinstance(x, ast.Name)}
                 assert not named & classes, f"{path.name}:{node.lineno}"
+
+
+def types_of(source: str) -> set[str]:
+    """The public classes and aliases of types that a module defines."""
+    names: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if name[0].isupper() and not name.isupper()}
+
+
+def test_a_name_of_a_type_means_one_thing() -> None:
+    """Simulated worlds are left out: their nodes, readers and outcomes are those of the plan."""
+    homes: dict[str, set[str]] = {}
+    for path in modules():
+        if not path.is_relative_to(PACKAGE / "testing" / "world"):
+            for name in types_of(path.read_text()):
+                homes.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_the_walk_sees_types_of_every_shape() -> None:
+    source = (
+        "class Rows: ...\nclass _Own: ...\nEvent = Rows | int\nStep: TypeAlias = int\n"
+        "LIMIT: Final = 3\n_T = TypeVar('_T')\nname = 4\n"
+    )
+    assert types_of(source) == {"Rows", "Event", "Step"}
+
+
+def test_the_hops_that_the_documentation_names_exist() -> None:
+    page = (PACKAGE.parent.parent / "docs" / "explanation" / "architecture.md").read_text()
+    table = page.partition("hop by hop")[2].partition("\n## ")[0]
+    hops = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE)
+    assert len(hops) > 10
+    for module, function in hops:
+        if module.endswith("c_path") and not list((PACKAGE / "wire" / "columns").glob("*.so")):
+            continue  # the accelerator was not built here
+        assert callable(attrgetter(function)(importlib.import_module(f"upriver.{module}")))

@@ -225,15 +225,15 @@ FAULTS = (
     ),
     Fault(
         "a lost connection keeps the position from before",
-        "upriver.consumer.streaming.engine",
+        "upriver.consumer.streaming.stream_events",
         "reader.position = session.position(vbucket)\n            reader.leave(now, error)",
         "reader.leave(now, error)",
     ),
     Fault(
         "a lost connection is not opened again",
-        "upriver.consumer.streaming.engine",
-        "            reader.not_before = now + pause\n        if not self._over:",
-        "            reader.not_before = now + 1e9\n        if not self._over:",
+        "upriver.consumer.streaming.stream_events",
+        "            reader.not_before = now + pause\n        self._warn(",
+        "            reader.not_before = now + 1e9\n        self._warn(",
     ),
     Fault(
         "a position is ahead of what was handed out",

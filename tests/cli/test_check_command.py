@@ -14,7 +14,7 @@ from running import finished
 
 from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
-from upriver.consumer.checkpoints.position_check import Verdict, probe, probe_and_wait
+from upriver.consumer.checkpoints.position_check import PositionVerdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
 from upriver.consumer.reader_settings import ConsumerSettings, DialectName
 from upriver.consumer.transport.access import Access
@@ -51,7 +51,7 @@ def read(producer: TemporaryProducer, **options: Any) -> Checkpoint:
 
 def verdicts(
     producer: TemporaryProducer, positions: Checkpoint | Mapping[int, Position], **options: Any
-) -> dict[int, Verdict]:
+) -> dict[int, PositionVerdict]:
     settings = ConsumerSettings(**options)
     return probe_and_wait(Source.parse(producer.source), Access(), settings, positions)
 
@@ -305,7 +305,7 @@ def test_a_vbucket_that_comes_back_while_it_is_asked_for(producer: TemporaryProd
     position = at(producer, 2, 1)
     producer.set_state(2, VBucketState.DEAD)
 
-    async def both() -> dict[int, Verdict]:
+    async def both() -> dict[int, PositionVerdict]:
         source = Source.parse(producer.source)
         asked = asyncio.create_task(probe(source, Access(), ConsumerSettings(), {2: position}))
         # long enough to be refused once, as a rule; it must not have given up in any case

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.cli.load import load_run
-from upriver.cli.load.document_sources import BadLine, Document, from_csv, from_ndjson, generated
+from upriver.cli.load.document_sources import BadLine, KeyAndBody, from_csv, from_ndjson, generated
 from upriver.cli.load.load_run import Pace
 from upriver.cli.main import cli
 from upriver.consumer.topology.cluster_map import vbucket_of
@@ -166,7 +166,7 @@ def test_csv_with_a_header(producer: TemporaryProducer, tmp_path: Path) -> None:
     assert document(producer, "doc1")["sku"] == "b2"
 
 
-def read(reader: Callable[..., Iterator[Document]], file: Path) -> tuple[list[bytes], BadLine]:
+def read(reader: Callable[..., Iterator[KeyAndBody]], file: Path) -> tuple[list[bytes], BadLine]:
     """The keys in a file with one bad line, and that line."""
     found: list[BadLine] = []
     with file.open("rb") as opened:

@@ -18,7 +18,15 @@ from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.keyvalue.durability_requirements import CopyNames, copy_names
 from upriver.producer.server_settings import ServerSettings
-from upriver.store import BeginSnapshot, Bucket, Change, EndSnapshot, Replicate, SetDocument, Store
+from upriver.store import (
+    BeginSnapshot,
+    Bucket,
+    ChangeRequest,
+    EndSnapshot,
+    Replicate,
+    SetDocument,
+    Store,
+)
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
 from upriver.wire import kv_messages as kv
@@ -147,7 +155,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def receive(bucket: Bucket, start: int, end: int, *seqnos: int) -> None:
-    changes: list[Change] = [BeginSnapshot(VB, start, end)]
+    changes: list[ChangeRequest] = [BeginSnapshot(VB, start, end)]
     for seqno in seqnos:
         key = b"\0k%d" % seqno
         frame = canonical.mutation(VB, seqno, 1, seqno, 0, 0, 0, key, b"v")

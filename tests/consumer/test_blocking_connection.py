@@ -24,7 +24,6 @@ from upriver.consumer.topology.questions import cluster_map
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.blocking_connection import BlockingConnection
 from upriver.consumer.transport.connection_string import Address, Source
-from upriver.consumer.writing.fast_responses import quick_statistic
 from upriver.errors import (
     AuthenticationFailed,
     BucketNotFound,
@@ -39,6 +38,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
+from upriver.wire.fast_stat_response import quick_statistic
 from upriver.wire.limits import MAX_KEY
 from upriver.wire.messages import PlainResponse, Request
 from upriver.wire.names import Feature

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.consumer.groups.assignment import Reads, Roster
-from upriver.consumer.groups.cells import CellWrite, Read, Steps, Stored
+from upriver.consumer.groups.cells import CellSteps, CellWrite, Read, Stored
 from upriver.consumer.groups.member import TURNS, Member, Turn
 from upriver.consumer.groups.position_cells import PositionCells, Saved
 from upriver.errors import ConfigError, InternalError
@@ -159,7 +159,7 @@ class Cells:
                     assert saved.position.seqno >= before.position.seqno
                 self._saved[vbucket] = saved
 
-    def run(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: CellSteps[Any]) -> Any:
         answer = None
         try:
             while True:

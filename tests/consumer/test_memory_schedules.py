@@ -69,7 +69,7 @@ class Application:
     def hear(self, event: Event) -> int:
         """Takes an event; returns the counted bytes that are done with."""
         if isinstance(event, Rows):
-            self.inbox.take(Delivery(event))
+            self.inbox.hand_out(Delivery(event))
             for row in event.batch.to_pylist():
                 told = self.rows[row["vbucket"]]
                 assert not told or told[-1][0] < row["seqno"], "a change came twice or too late"
@@ -81,9 +81,9 @@ class Application:
             assert event.from_seqno == max((r[0] for r in self.rows[event.vbucket]), default=0)
             kept = [row for row in self.rows[event.vbucket] if row[0] <= event.to.seqno]
             self.rows[event.vbucket] = kept
-            self.inbox.take(Delivery(event))
+            self.inbox.hand_out(Delivery(event))
         elif isinstance(event, StreamOpened):
-            self.inbox.take(Delivery(event))
+            self.inbox.hand_out(Delivery(event))
         return 0
 
     def documents(self, vbucket: int) -> dict[bytes, bytes]:

@@ -26,8 +26,9 @@ from consumerkit import (
 from upriver.consumer import Consumer
 from upriver.consumer.streaming.engine import Engine
 from upriver.consumer.streaming.stream_events import StreamEvents
-from upriver.errors import ConnectionFailed, InternalError, Status
+from upriver.errors import ConfigError, ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
+from upriver.session.row_rules import RowCheck
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
@@ -59,11 +60,12 @@ def producer() -> Iterator[TemporaryProducer]:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (StreamEvents, "take"),
+        (StreamEvents, "on_events"),
         (StreamEvents, "_note"),
         (Engine, "_renew_map"),
         (Engine, "_place"),
-        (ConsumerSession, "_take"),
+        (RowCheck, "check_until"),
+        (ConsumerSession, "_handle"),
         (ConsumerSession, "_accepted"),
     ],
 )
@@ -84,6 +86,22 @@ def test_a_fault_of_ours_ends_the_reading_with_that_error(
         reading = in_thread(lambda: list(consumer))
         producer.kill_connections()
         with pytest.raises(InternalError, match=f"in {name}"):
+            reading.result(PATIENCE)
+
+
+def test_an_error_with_a_name_keeps_it(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise ConfigError("the network 'external' has no addresses")
+
+    options = {**QUICK, "answer_timeout": PATIENCE}
+    with Consumer(producer.source, **options) as consumer:
+        until(lambda: consumer.status().is_whole)
+        monkeypatch.setattr(StreamEvents, "_note", refuses)
+        reading = in_thread(lambda: list(consumer))
+        producer.kill_connections()
+        with pytest.raises(ConfigError, match="has no addresses"):
             reading.result(PATIENCE)
 
 

@@ -16,8 +16,8 @@ from upriver.producer.bootstrap.sasl import (
     MAX_PAYLOAD,
     Continue,
     Failure,
-    Outcome,
     SaslExchange,
+    SaslOutcome,
     Success,
     mechanisms,
 )
@@ -61,7 +61,7 @@ def answer(
     return without_proof + b",p=" + b64encode(proof)
 
 
-def challenge_of(outcome: Outcome) -> bytes:
+def challenge_of(outcome: SaslOutcome) -> bytes:
     assert isinstance(outcome, Continue), outcome
     return outcome.challenge
 

@@ -683,8 +683,8 @@ def test_a_packet_larger_than_any_read_is_taken_in_pieces() -> None:
     for at_byte in range(0, len(data), 700_001):
         wire.raw(data[at_byte : at_byte + 700_001])
     assert wire.rows() == [(3, 1), (3, 2)]
-    assert len(wire.session.space()) >= 1 << 19  # and the buffer is small again
-    assert len(wire.session.space()) <= 4 << 20
+    assert len(wire.session.inbound.space()) >= 1 << 19  # and the buffer is small again
+    assert len(wire.session.inbound.space()) <= 4 << 20
 
 
 def test_draft_000_is_not_told_of_closed_streams() -> None:

@@ -16,7 +16,7 @@ from upriver.store import (
     Applied,
     Bucket,
     BucketSettings,
-    Change,
+    ChangeRequest,
     CommitPrepared,
     DeleteDocument,
     PrepareWrite,
@@ -29,8 +29,8 @@ VBUCKETS = 4
 NAMES = 40
 
 
-def changes(draw: random.Random) -> list[Change]:
-    group: list[Change] = []
+def changes(draw: random.Random) -> list[ChangeRequest]:
+    group: list[ChangeRequest] = []
     for _ in range(draw.choice([1, 3, 20, 200])):
         vbucket, name = draw.randrange(VBUCKETS), key(f"k{draw.randrange(NAMES)}")
         change: SetDocument | DeleteDocument
@@ -57,7 +57,7 @@ def complete(bucket: Bucket, prepared: dict[tuple[int, bytes], str], draw: rando
             sys.stdout.flush()
 
 
-def tell(acknowledged: list[tuple[Change, Applied]]) -> None:
+def tell(acknowledged: list[tuple[ChangeRequest, Applied]]) -> None:
     """One line for each change that must never be lost."""
     for change, done in acknowledged:
         if isinstance(change, PrepareWrite):

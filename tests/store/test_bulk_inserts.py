@@ -17,7 +17,7 @@ from upriver.errors import StoreRefusal
 from upriver.model import VBucketState
 from upriver.store import AddDocument, Applied, Bucket, DeleteDocument, SetDocument, Store
 from upriver.store.writes import operations
-from upriver.store.writes.change_requests import Change, Outcome
+from upriver.store.writes.change_requests import ChangeRequest, Outcome
 from upriver.store.writes.write_group import WriteGroup
 from upriver.wire import canonical
 
@@ -54,8 +54,8 @@ groups = st.lists(
 
 
 def one_by_one(
-    group: WriteGroup, changes: Sequence[Change], outcomes: list[Outcome]
-) -> Iterator[Change]:
+    group: WriteGroup, changes: Sequence[ChangeRequest], outcomes: list[Outcome]
+) -> Iterator[ChangeRequest]:
     """No change takes the short way."""
     yield from changes
 
@@ -103,7 +103,7 @@ def state_of(bucket: Bucket) -> list[object]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(groups)
-def test_bulk_inserts_are_what_single_changes_are(loads: list[list[Change]]) -> None:
+def test_bulk_inserts_are_what_single_changes_are(loads: list[list[ChangeRequest]]) -> None:
     results = []
     for short_way in (True, False):
         with (

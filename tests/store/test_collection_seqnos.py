@@ -15,7 +15,7 @@ from upriver.store import (
     SetDocument,
     Store,
 )
-from upriver.store.writes.change_requests import Change
+from upriver.store.writes.change_requests import ChangeRequest
 from upriver.store.writes.operations import apply_all
 from upriver.wire import canonical
 
@@ -148,7 +148,10 @@ def test_a_replica_counts_what_it_receives(store: Store) -> None:
     with active.open_reader(0) as reader:
         (created,) = reader
     begun = BeginSnapshot(0, 1, 9)
-    changes: list[Change] = [begun, *(Replicate(0, frame) for frame in (created.frames, *frames))]
+    changes: list[ChangeRequest] = [
+        begun,
+        *(Replicate(0, frame) for frame in (created.frames, *frames)),
+    ]
     assert all(isinstance(one, Applied) for one in replica.write_many(changes))
     assert replica.collection_seqnos(0) == {0: 9, new: 5}
     assert replica.rollback(0, 6) == 6

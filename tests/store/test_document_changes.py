@@ -12,7 +12,7 @@ from upriver.store import (
     AppendToDocument,
     Bucket,
     BucketSettings,
-    Change,
+    ChangeRequest,
     Counter,
     DeleteDocument,
     PrependToDocument,
@@ -27,7 +27,7 @@ from upriver.store import (
 K = key("k")
 
 
-def refusal(bucket: Bucket, change: Change) -> Status:
+def refusal(bucket: Bucket, change: ChangeRequest) -> Status:
     before = [dump(bucket, vbucket) for vbucket in range(4)]
     with pytest.raises(StoreRefusal) as refused:
         bucket.write(change)

@@ -20,7 +20,7 @@ from upriver.store import (
     BeginSnapshot,
     Bucket,
     BucketSettings,
-    Change,
+    ChangeRequest,
     DeleteDocument,
     Replicate,
     SetDocument,
@@ -41,7 +41,7 @@ def replica(bucket: Bucket) -> Bucket:
     return bucket
 
 
-def refusal(bucket: Bucket, change: Change) -> Status:
+def refusal(bucket: Bucket, change: ChangeRequest) -> Status:
     with pytest.raises(StoreRefusal) as refused:
         bucket.write(change)
     return refused.value.status

@@ -21,7 +21,7 @@ from upriver.store import (
     Applied,
     BeginSnapshot,
     BucketSettings,
-    Change,
+    ChangeRequest,
     CommitPrepared,
     Counter,
     DeleteDocument,
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         change = self.draw_change(data)
         self.follow(change, self.bucket.submit([change]).result()[0])
 
-    def draw_change(self, data: st.DataObject) -> Change:
+    def draw_change(self, data: st.DataObject) -> ChangeRequest:
         kind = data.draw(OPERATIONS)
         vbucket, name = data.draw(VBUCKETS), data.draw(NAMES)
         collection = data.draw(st.sampled_from([0, 0, 8, *self.manifest]))
@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
             vbucket, where, value, flags, expiry, cas=cas
         )
 
-    def follow(self, change: Change, outcome: Outcome) -> None:
+    def follow(self, change: ChangeRequest, outcome: Outcome) -> None:
         """Does to the model what was done to the store, and compares what both say."""
         expected = self.expected(change)
         if isinstance(expected, Status):
@@ -179,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
             model.write(prepared(path), given_up, self.now)
             model.aborted_at[seqno] = version.cas // SECOND
 
-    def expected(self, change: Change) -> Status | tuple[Path, Version, int | None]:
+    def expected(self, change: ChangeRequest) -> Status | tuple[Path, Version, int | None]:
         durable = isinstance(change, PrepareWrite)
         if isinstance(change, PrepareWrite):
             change = change.change
@@ -339,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
         model = self.model[vbucket]
         gaps = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
         end = model.high + sum(gaps) + (0 if whole else 1)
-        changes: list[Change] = [BeginSnapshot(vbucket, model.high + 1, end)]
+        changes: list[ChangeRequest] = [BeginSnapshot(vbucket, model.high + 1, end)]
         model.whole_before, model.snapshot_end = model.whole(), end
         seqno = model.high
         for gap in gaps:

@@ -17,7 +17,7 @@ from upriver.store import (
     Store,
     TouchDocument,
 )
-from upriver.store.writes.change_requests import Change
+from upriver.store.writes.change_requests import ChangeRequest
 from upriver.wire import messages as m
 
 
@@ -25,7 +25,7 @@ def test_every_seqno_in_the_window_comes_back_exactly(store: Store, clock: Clock
     """Writes a history, remembers each state of it, and goes back through them all."""
     bucket = store.create_bucket("b", QUIET)
     bucket.set_state(0, VBucketState.ACTIVE)
-    changes: list[Change] = [
+    changes: list[ChangeRequest] = [
         SetDocument(0, key("a"), b"1"),
         SetDocument(0, key("b"), b"2", expiry=100),
         SetDocument(0, key("a"), b"3"),

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
-from typing import Final, Self
+from contextlib import closing
+from typing import Self
 
 import pyarrow as pa
 
 from ..session.consumer_events import Event, Rows
 from .changes import Change
-from .groups.membership import Membership
-from .streaming.inbox import Closed, Delivery, Finished
-from .streaming.subscription import ReadingStatus, Subscription
-
-#: Seconds between two looks whether the lease of a group's member was renewed.
-_LEASE_TICK: Final = 0.05
+from .streaming.inbox import Closed, Delivery
+from .streaming.subscription import LEASE_TICK, Needs, NextEvent, ReadingStatus, Subscription
 
 
 class AsyncConsumer(Subscription):
@@ -74,14 +71,14 @@ class AsyncConsumer(Subscription):
         inbox = self._inbox
         for change in inbox.changes():
             yield change
-        while (event := await self._next(whole=False)) is not None:
+        while (event := await self._wait_for(self._next_event(whole=False))) is not None:
             if isinstance(event, Rows):
                 for change in inbox.changes():
                     yield change
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Yields changes as Arrow batches with the schema `upriver.consumer.SCHEMA`."""
-        async for event in self.events():
+        while (event := await self.poll()) is not None:
             if isinstance(event, Rows):
                 yield event.batch
 
@@ -94,49 +91,31 @@ class AsyncConsumer(Subscription):
         """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                if self._group is not None:
-                    await self._settle(self._group)
-                rest = None if self._closed else self._inbox.rest()
-                return rest or await self._next(whole=True)
+                return await self._wait_for(self._next_event(whole=True))
         except TimeoutError:
             return None
 
-    async def _settle(self, group: Membership) -> None:
-        """Gives up what the group takes away, and waits for the lease."""
-        while not self._closed:
-            for revocation in group.pending():
-                begun = group.begun(revocation)
+    async def _wait_for(self, event: NextEvent) -> Event | None:
+        """Does what ``event`` needs, and returns its result."""
+        with closing(event):
+            delivery: Delivery | None = None
+            while True:
                 try:
-                    if begun.vbuckets and self._on_revoked is not None:
-                        done = self._on_revoked(begun)
-                        if inspect.isawaitable(done):
-                            await done
-                finally:
-                    self._inbox.drop(revocation.vbuckets)
-                    group.agree(revocation)
-            if group.may_deliver:
-                return
-            self._inbox.check()
-            await asyncio.sleep(_LEASE_TICK)
-
-    async def _next(self, *, whole: bool) -> Event | None:
-        inbox = self._inbox
-        while not (self._finished or self._closed):
-            inbox.check()
-            if self._group is not None:
-                await self._settle(self._group)
-                rest = inbox.rest() if whole else inbox.unread
-                if rest is not None:
-                    return rest
-            inbox.done()
-            for connection, size in inbox.owed():
-                connection.give_back(size)
-            event = inbox.take(await self._deliveries.get(), whole=whole)
-            if isinstance(event, Finished):
-                self._finished = True
-            elif event is not None and not isinstance(event, Closed):
-                return event
-        return None
+                    need = event.send(delivery)
+                except StopIteration as done:
+                    found: Event | None = done.value
+                    return found
+                delivery = None
+                if need is Needs.DELIVERY:
+                    for connection, size in self._inbox.owed():
+                        connection.give_back(size)
+                    delivery = await self._deliveries.get()
+                elif need is Needs.PAUSE:
+                    await asyncio.sleep(LEASE_TICK)
+                elif self._on_revoked is not None:
+                    called = self._on_revoked(need)
+                    if inspect.isawaitable(called):
+                        await called
 
     # ---- position and status -------------------------------------------------------------
 
@@ -154,4 +133,4 @@ class AsyncConsumer(Subscription):
 
     async def high_seqnos(self) -> dict[int, int]:
         """The high seqno of each vbucket, asked of the nodes."""
-        return await self._engine.high_seqnos()
+        return await self._engine.discovery.high_seqnos()

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
@@ -20,9 +20,8 @@ from ..errors import InternalError
 from ..session.consumer_events import Event, Rows
 from ..session.stream_position import Position
 from .changes import Change
-from .groups.membership import Membership
-from .streaming.inbox import Closed, Delivery, Failed, Finished, Inbox
-from .streaming.subscription import ReadingStatus, Subscription
+from .streaming.inbox import Closed, Delivery, Failed
+from .streaming.subscription import LEASE_TICK, Needs, NextEvent, ReadingStatus, Subscription
 from .transport.async_connection import AsyncConnection
 
 _T = TypeVar("_T")
@@ -30,8 +29,6 @@ _T = TypeVar("_T")
 #: Finished bytes are returned to the engine's thread in portions of this part of the buffer,
 #: because each call into another thread has a cost.
 _WORTH_TELLING: Final = 1 / 16
-#: Seconds between two looks whether the lease of a group's member was renewed.
-_LEASE_TICK: Final = 0.05
 
 
 class Consumer(Subscription):
@@ -83,7 +80,7 @@ class Consumer(Subscription):
         Raises `ConnectionFailed` if no connection is open, or any other error of starting. After
         an error the consumer can only be closed.
         """
-        self._give_back(self._inbox, 0)
+        self._give_back(0)
         self._call(self._begin_again(start, end))
 
     def close(self) -> None:
@@ -130,13 +127,13 @@ class Consumer(Subscription):
         """
         inbox = self._inbox
         yield from inbox.changes()
-        while (event := self._next(None, whole=False)) is not None:
+        while (event := self._wait_for(self._next_event(whole=False), None)) is not None:
             if isinstance(event, Rows):
                 yield from inbox.changes()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields changes as Arrow batches with the schema `upriver.consumer.SCHEMA`."""
-        for event in self.events():
+        while (event := self.poll()) is not None:
             if isinstance(event, Rows):
                 yield event.batch
 
@@ -147,60 +144,45 @@ class Consumer(Subscription):
 
     def poll(self, timeout: float | None = None) -> Event | None:
         """Returns the next event; None at the requested end, or after ``timeout`` seconds."""
-        if self._group is None or self._settle(self._group, timeout):
-            rest = None if self._closed else self._inbox.rest()
-            return rest or self._next(timeout, whole=True)
+        return self._wait_for(self._next_event(whole=True), timeout)
+
+    def _wait_for(self, event: NextEvent, timeout: float | None) -> Event | None:
+        """Does what ``event`` needs, and returns its result; None after ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with closing(event):
+            delivery: Delivery | None = None
+            while True:
+                try:
+                    need = event.send(delivery)
+                except StopIteration as done:
+                    found: Event | None = done.value
+                    return found
+                if need is Needs.DELIVERY:
+                    delivery = self._receive(deadline)
+                    if delivery is None:
+                        return None
+                    continue
+                delivery = None
+                if need is Needs.PAUSE:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        return None
+                    time.sleep(LEASE_TICK)
+                elif self._on_revoked is not None:
+                    self._on_revoked(need)
+
+    def _receive(self, deadline: float | None) -> Delivery | None:
+        """Returns the next delivery; None if there is none until the deadline."""
+        self._give_back(int(self._settings.buffer * _WORTH_TELLING))
+        with suppress(queue.Empty):
+            return self._deliveries.get_nowait()
+        self._give_back(0)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with suppress(queue.Empty):
+            return self._deliveries.get(timeout=left)
         return None
 
-    def _settle(self, group: Membership, timeout: float | None) -> bool:
-        """Gives up what the group takes away, and waits for the lease; False after ``timeout``."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while not self._closed:
-            for revocation in group.pending():
-                begun = group.begun(revocation)
-                try:
-                    if begun.vbuckets and self._on_revoked is not None:
-                        self._on_revoked(begun)
-                finally:
-                    self._inbox.drop(revocation.vbuckets)
-                    group.agree(revocation)
-            if group.may_deliver:
-                return True
-            self._inbox.check()
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_LEASE_TICK)
-        return False
-
-    def _next(self, timeout: float | None, *, whole: bool) -> Event | None:
-        inbox = self._inbox
-        while not (self._finished or self._closed):
-            inbox.check()
-            if self._group is not None:
-                if not self._settle(self._group, timeout):
-                    return None
-                rest = inbox.rest() if whole else inbox.unread
-                if rest is not None:
-                    return rest
-            inbox.done()
-            self._give_back(inbox, int(self._settings.buffer * _WORTH_TELLING))
-            try:
-                delivery = self._deliveries.get_nowait()
-            except queue.Empty:
-                self._give_back(inbox, 0)
-                try:
-                    delivery = self._deliveries.get(timeout=timeout)
-                except queue.Empty:
-                    return None
-            event = inbox.take(delivery, whole=whole)
-            if isinstance(event, Finished):
-                self._finished = True
-            elif event is not None and not isinstance(event, Closed):
-                return event
-        return None
-
-    def _give_back(self, inbox: Inbox, at_least: int) -> None:
-        owed = inbox.owed(at_least=at_least)
+    def _give_back(self, at_least: int) -> None:
+        owed = self._inbox.owed(at_least=at_least)
         if owed and self._loop is not None:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(_give_all_back, owed)
@@ -221,7 +203,7 @@ class Consumer(Subscription):
 
     def high_seqnos(self) -> dict[int, int]:
         """The high seqno of each vbucket, asked of the nodes."""
-        return self._call(self._engine.high_seqnos())
+        return self._call(self._engine.discovery.high_seqnos())
 
 
 def _run(loop: asyncio.AbstractEventLoop, deliveries: queue.SimpleQueue[Delivery]) -> None:

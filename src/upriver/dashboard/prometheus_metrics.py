@@ -36,7 +36,7 @@ with extra("cli"):
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector, CollectorRegistry
 
-Sample = tuple[tuple[str, ...], float]
+LabelledValue = tuple[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MetricRow:
     name: str
     help: str
     labels: tuple[str, ...]
-    samples: Callable[[StatsDocument], Iterable[Sample]] = lambda document: ()
+    samples: Callable[[StatsDocument], Iterable[LabelledValue]] = lambda document: ()
     #: The source of a histogram; others have samples.
     latency: Callable[[ServerFigures], LatencyFigures] | None = None
 
@@ -63,7 +63,7 @@ class MetricRow:
 
 
 def _server(name: str, text: str, read: Callable[[ServerFigures], float]) -> MetricRow:
-    def samples(document: StatsDocument) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
         if document["server"] is not None:
             yield (), read(document["server"])
 
@@ -71,7 +71,7 @@ def _server(name: str, text: str, read: Callable[[ServerFigures], float]) -> Met
 
 
 def _bucket(name: str, text: str, read: Callable[[BucketFigures], float]) -> MetricRow:
-    def samples(document: StatsDocument) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
         for bucket in document["server"]["buckets"] if document["server"] else ():
             yield (bucket["name"],), read(bucket)
 
@@ -83,7 +83,7 @@ def _readers(
 ) -> MetricRow:
     """Sums over the connections of each bucket that stream its changes."""
 
-    def samples(document: StatsDocument) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
         server = document["server"]
         for bucket in server["buckets"] if server else ():
             assert server is not None
@@ -102,7 +102,7 @@ def _readers(
 
 
 def _pipeline(name: str, text: str, read: Callable[[PipelineFigures], float]) -> MetricRow:
-    def samples(document: StatsDocument) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
         for pipeline in document["pipelines"]:
             yield (pipeline["name"],), read(pipeline)
 
@@ -110,7 +110,7 @@ def _pipeline(name: str, text: str, read: Callable[[PipelineFigures], float]) ->
 
 
 def _last_batch(name: str, text: str, read: Callable[[BatchFigures], float | None]) -> MetricRow:
-    def samples(document: StatsDocument) -> Iterator[Sample]:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
         for pipeline in document["pipelines"]:
             value = read(pipeline["recent"][-1]) if pipeline["recent"] else None
             if value is not None:
@@ -128,19 +128,19 @@ def _by_name(name: str, text: str, read: Callable[[StatsDocument], dict[str, int
     )
 
 
-def _info(document: StatsDocument) -> Iterator[Sample]:
+def _info(document: StatsDocument) -> Iterator[LabelledValue]:
     server = document["server"]
     yield (__version__ if server is None else server["software"],), 1
 
 
-def _vbuckets(document: StatsDocument) -> Iterator[Sample]:
+def _vbuckets(document: StatsDocument) -> Iterator[LabelledValue]:
     for bucket in document["server"]["buckets"] if document["server"] else ():
         letters = Counter(bucket["vbuckets"]["state"])
         for state, letter in STATE_LETTERS.items():
             yield (bucket["name"], state), letters[letter]
 
 
-def _connections(document: StatsDocument) -> Iterator[Sample]:
+def _connections(document: StatsDocument) -> Iterator[LabelledValue]:
     if document["server"] is None:
         return
     kinds = Counter(connection["kind"] for connection in document["server"]["connections"])
@@ -150,7 +150,7 @@ def _connections(document: StatsDocument) -> Iterator[Sample]:
     yield ("client",), document["server"]["connection_count"] - kinds["reader"] - kinds["replica"]
 
 
-def _streams(document: StatsDocument) -> Iterator[Sample]:
+def _streams(document: StatsDocument) -> Iterator[LabelledValue]:
     found: Counter[tuple[str, str]] = Counter()
     for connection in document["server"]["connections"] if document["server"] else ():
         for state, count in connection["states"].items():
@@ -158,7 +158,7 @@ def _streams(document: StatsDocument) -> Iterator[Sample]:
     yield from found.items()
 
 
-def _collections(document: StatsDocument) -> Iterator[Sample]:
+def _collections(document: StatsDocument) -> Iterator[LabelledValue]:
     for bucket in document["server"]["buckets"] if document["server"] else ():
         for one in bucket["collections"]:
             if one["items"] is not None:

@@ -5,10 +5,12 @@ Events are immutable values. The application must handle them in the order in wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import Status
@@ -56,6 +58,27 @@ class Rows:
     steps: tuple[Step, ...]
     #: Bytes of the flow-control window that the packets of these rows occupy.
     counted: int = 0
+
+    def slice(self, start: int, stop: int, steps: Iterable[Step]) -> Rows:
+        """Returns the rows from ``start`` to ``stop`` with those of the steps that belong to them.
+
+        Slices that together are all rows have together all counted bytes.
+        """
+        rows = self.batch.num_rows
+        return Rows(
+            self.batch.slice(start, stop - start),
+            tuple(step._replace(stop=step.stop - start) for step in steps),
+            self.counted * stop // max(1, rows) - self.counted * start // max(1, rows),
+        )
+
+    def filter(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
+        """Returns the rows for which ``kept`` is true.
+
+        All steps and counted bytes stay: every row was received, whether it is kept or not.
+        """
+        before = np.concatenate(([0], np.cumsum(kept)))
+        steps = tuple(step._replace(stop=int(before[step.stop])) for step in self.steps)
+        return Rows(self.batch.filter(pa.array(kept)), steps, self.counted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ clocks, and nothing of other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
-from ..model import NO_END, FailoverLog, Snapshot, StreamEndReason, StreamOffset
+from ..model import NO_END, FailoverLog, Snapshot, StreamOffset
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
@@ -33,11 +32,11 @@ from .consumer_events import (
     StreamOpened,
     StreamRefused,
 )
-from .inbound_rows import Inbound, RowChunk, inbound_for
+from .inbound_rows import inbound_for
 from .inbound_stream_messages import InboundStreamMessages
-from .requested_stream import RequestedStream, StreamOptions
+from .requested_stream import RequestedStream, StreamOptions, broken_rule
 from .rollback_point import agree, lowered
-from .row_rules import RowCheck, broken_rule
+from .row_rules import RowCheck
 from .stream_position import Position, PositionTracker
 from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State
@@ -62,15 +61,13 @@ class ConsumerSession:
         self._dialect = dialect
         self._names_purge_seqnos = purge_seqnos
         self._refuse_rollback = refuse_rollback
-        self._inbound: Inbound = inbound_for(dialect, self._vbucket_of)
+        #: The receive buffer and decoder. Bytes are received into `Inbound.space`.
+        self.inbound = inbound_for(dialect, self._vbucket_of)
         self._outbox: list[bytes] = []
         self._streams: dict[int, RequestedStream] = {}
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
-        self._rows = RowCheck(self._streams, self._was_a_stream)
-        self._messages = InboundStreamMessages(
-            self._rows, sync_writes=sync_writes, out_of_order=out_of_order
-        )
+        self._messages = InboundStreamMessages(sync_writes=sync_writes, out_of_order=out_of_order)
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
         #: are acknowledged.
         self._freed = 0
@@ -159,48 +156,48 @@ class ConsumerSession:
 
     # ---- bytes in ------------------------------------------------------------------------
 
-    def space(self) -> memoryview:
-        """Returns the buffer into which received bytes are written, before `received`."""
-        return self._inbound.space()
-
     def received(self, size: int) -> list[Event]:
-        """Processes ``size`` bytes that were written to `space`."""
-        return self._events(self._inbound.wrote(size))
+        """Processes ``size`` bytes that were written to ``inbound.space()``.
 
-    def feed(self, data: bytes | memoryview) -> list[Event]:
-        """Processes received bytes from another buffer."""
-        return self._events(self._inbound.feed(data))
-
-    def _events(self, chunks: Iterator[RowChunk]) -> list[Event]:
+        Rows and other messages are processed in order, and what precedes a broken rule is emitted.
+        """
         events: list[Event] = []
         if self.broken is not None:
             return events
         try:
-            for chunk in chunks:
-                self._take(chunk, events)
+            for chunk in self.inbound.wrote(size):
+                self.packets_taken += 1
+                self._freed += chunk.others_counted
+                rows = RowCheck(chunk, self._streams, self._was_a_stream, events)
+                try:
+                    for rows_before, message in chunk.others:
+                        rows.check_until(rows_before)
+                        self._handle(message, rows)
+                    rows.check_until(chunk.batch.num_rows)
+                finally:
+                    self._freed += rows.finish()
+                    for stream in rows.owed:
+                        ack = m.PlainResponse(command=Command.SNAPSHOT_MARKER, opaque=stream.opaque)
+                        self.send(ack)
         except (DecodeError, RemoteProtocolError) as broken:
             self.broken = broken
         return events
 
-    def _take(self, chunk: RowChunk, events: list[Event]) -> None:
-        """Processes rows and other messages in order. What precedes a broken rule is emitted."""
-        check = self._rows
-        self.packets_taken += 1
-        self._freed += chunk.others_counted
-        check.begin(chunk.batch, chunk.rows_counted)
-        try:
-            for rows_before, message in chunk.others:
-                check.rows_until(rows_before)
-                self._handle(message, events)
-            check.rows_until(chunk.batch.num_rows)
-        finally:
-            self._freed += check.finish(events)
-            for stream in check.owed:
-                answer = m.PlainResponse(command=Command.SNAPSHOT_MARKER, opaque=stream.opaque)
-                self.send(answer)
-            check.owed.clear()
+    def feed(self, data: bytes | memoryview) -> list[Event]:
+        """Processes received bytes from another buffer."""
+        events: list[Event] = []
+        while data:
+            space = self.inbound.space()
+            size = min(len(space), len(data))
+            space[:size] = data[:size]
+            space.release()
+            events += self.received(size)
+            data = data[size:]
+        return events
 
-    def _handle(self, message: m.Message, events: list[Event]) -> None:
+    def _handle(self, message: m.Message, rows: RowCheck) -> None:
+        """Handles a message that is not a row, and follows the rows checked so far."""
+        events = rows.events
         if isinstance(message, m.StreamNoop):
             self.send(m.PlainResponse(command=Command.STREAM_NOOP, opaque=message.opaque))
         elif isinstance(message, m.Response):
@@ -214,9 +211,11 @@ class ConsumerSession:
         else:
             stream = self._streams.get(message.opaque)
             if stream is not None:
-                reason = self._messages.take(stream, message, events)
+                reason = self._messages.apply(stream, message, rows)
                 if reason is not None:
-                    self._finish(stream, reason, events)
+                    rows.flush()
+                    self._forget(stream)
+                    events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
             elif not self._was_a_stream(message.opaque):
                 name = type(message).__name__
                 raise broken_rule("opaque", None, f"{name} has the opaque {message.opaque}")
@@ -384,13 +383,6 @@ class ConsumerSession:
     def _forget(self, stream: RequestedStream) -> None:
         del self._streams[stream.opaque]
         del self._vbuckets[stream.vbucket]
-
-    def _finish(
-        self, stream: RequestedStream, reason: StreamEndReason, events: list[Event]
-    ) -> None:
-        self._rows.flush(events)
-        self._forget(stream)
-        events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
 
 
 def _status_in(text: str) -> Status:

@@ -39,8 +39,8 @@ class Compute:
     work: Callable[[], Any]
 
 
-Step: TypeAlias = Request | Compute | _More
-Conversation: TypeAlias = Generator[Step, Any, _T]
+ConversationStep: TypeAlias = Request | Compute | _More
+Conversation: TypeAlias = Generator[ConversationStep, Any, _T]
 
 
 def single(request: Request) -> Conversation[Response]:

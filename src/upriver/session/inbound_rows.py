@@ -7,7 +7,6 @@ may arrive in any pieces: a chunk ends with the last complete packet. This modul
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -59,9 +58,6 @@ class Inbound(Protocol):
     def wrote(self, size: int) -> Iterator[RowChunk]:
         """Decodes ``size`` bytes that were written to `space`."""
 
-    def feed(self, data: bytes | memoryview) -> Iterator[RowChunk]:
-        """Decodes bytes from another buffer."""
-
 
 def inbound_for(dialect: Dialect, vbucket_of: Callable[[int], int]) -> Inbound:
     """Returns the decoder for a dialect.
@@ -73,7 +69,7 @@ def inbound_for(dialect: Dialect, vbucket_of: Callable[[int], int]) -> Inbound:
     return _Messages(dialect, vbucket_of)
 
 
-class _Buffered(ABC):
+class _Buffered:
     """The receive buffer that both decoders share."""
 
     def __init__(self) -> None:
@@ -84,18 +80,6 @@ class _Buffered(ABC):
         if self._filled == len(self._buffer):
             self._resize(2 * len(self._buffer))
         return memoryview(self._buffer)[self._filled :]
-
-    def feed(self, data: bytes | memoryview) -> Iterator[RowChunk]:
-        while data:
-            space = self.space()
-            size = min(len(space), len(data))
-            space[:size] = data[:size]
-            space.release()
-            yield from self.wrote(size)
-            data = data[size:]
-
-    @abstractmethod
-    def wrote(self, size: int) -> Iterator[RowChunk]: ...
 
     def _resize(self, size: int) -> None:
         """Allocates a new buffer: a bytearray with exported memoryviews cannot be resized."""

@@ -1,18 +1,22 @@
-"""One stream of a consumer: the options it is requested with, and how far its negotiation is."""
+"""One stream of a consumer: its request, its negotiation, and the rules of its seqnos."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
+from ..errors import StreamRuleBroken
 from ..model import NO_END, FailoverLog, Snapshot
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
 from ..wire.names import StreamFlag
-from .row_rules import Stream
 from .stream_position import Position, PositionTracker
 from .stream_states import CONSUMER, ConsumerEvent, next_state
 from .stream_states import ConsumerState as State
+
+
+def broken_rule(rule: str, vbucket: int | None, detail: str) -> StreamRuleBroken:
+    return StreamRuleBroken(rule=rule, vbucket=vbucket, detail=detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +37,50 @@ class StreamOptions:
     group: str = "upriver"
 
 
-class RequestedStream(Stream):
-    """One stream, and how far its negotiation is."""
+class RequestedStream:
+    """One stream: how far its negotiation is, and the state against which its rows are checked."""
 
-    __slots__ = ("options", "served", "state")
+    __slots__ = (
+        "announced",
+        "flowing",
+        "heard",
+        "implied",
+        "opaque",
+        "options",
+        "out_of_order",
+        "owes_ack",
+        "seen",
+        "served",
+        "skip_until",
+        "state",
+        "tracker",
+        "vbucket",
+    )
 
     def __init__(self, vbucket: int, opaque: int, position: Position, options: StreamOptions):
-        super().__init__(vbucket, opaque, PositionTracker(position))
+        self.vbucket = vbucket
+        self.opaque = opaque
         self.options = options
         self.state = State.NEW
         #: The last failover log that the producer sent for this vbucket.
         self.served = FailoverLog(())
+        self.tracker = PositionTracker(position)
+        #: Whether the producer has accepted the stream, so that rows may come.
+        self.flowing = False
+        #: Whether a snapshot began on this connection. One of an earlier connection does not count.
+        self.announced = False
+        #: Whether the current snapshot is assumed: no marker began it, and it may not exist.
+        self.implied = False
+        #: Rows up to this seqno were emitted before, and are sent again.
+        self.skip_until = 0
+        #: The last seqno that arrived, emitted or not.
+        self.seen = 0
+        #: Increases with every message of the stream, so that a silent stream can be detected.
+        self.heard = 0
+        #: The highest seqno of the current out-of-order snapshot; None outside of one.
+        self.out_of_order: int | None = None
+        #: Whether the marker requested an acknowledgement when its snapshot is complete.
+        self.owes_ack = False
 
     def move(self, event: ConsumerEvent) -> None:
         self.state = next_state(CONSUMER, self.state, event)
@@ -75,6 +112,48 @@ class RequestedStream(Stream):
             flags=options.flags,
             filter=_filter(options, position.purge_seqno if names_purge_seqno else 0, start),
         )
+
+    # ---- rules of snapshots and seqnos -----------------------------------------------------
+
+    def begin_snapshot(self, snapshot: Snapshot, purge_seqno: int | None = None) -> None:
+        if self.out_of_order is not None:
+            detail = "a marker came within a snapshot that is out of order"
+            raise broken_rule("out of order", self.vbucket, detail)
+        seqno = self.tracker.seqno
+        if snapshot.start > snapshot.end:
+            detail = f"a marker has start {snapshot.start} above end {snapshot.end}"
+            raise broken_rule("marker range", self.vbucket, detail)
+        if not self.skip_until and snapshot.start < seqno and snapshot.end <= seqno:
+            detail = f"a marker {snapshot.start}..{snapshot.end} came after seqno {seqno}"
+            raise broken_rule("marker order", self.vbucket, detail)
+        self._announce(snapshot, purge_seqno)
+
+    def open_snapshot(self) -> None:
+        """Begins a snapshot without a known end."""
+        self._announce(Snapshot(self.tracker.last_boundary, NO_END))
+
+    def begin_out_of_order(self) -> None:
+        """Begins an out-of-order snapshot. Only a stream from seqno 0 may have one."""
+        if self.tracker.seqno or self.out_of_order is not None:
+            detail = f"a snapshot out of order began at seqno {self.tracker.seqno}"
+            raise broken_rule("out of order", self.vbucket, detail)
+        self.out_of_order = 0
+
+    def _announce(self, snapshot: Snapshot, purge_seqno: int | None = None) -> None:
+        self.tracker.snapshot_began(snapshot, purge_seqno)
+        self.announced = True
+
+    def check_next(self, seqno: int) -> None:
+        """Raises if a row with this seqno breaks a rule."""
+        snapshot = self.tracker.snapshot
+        if not self.announced:
+            raise broken_rule("snapshot", self.vbucket, f"seqno {seqno} came before any marker")
+        if seqno <= self.tracker.seqno:
+            detail = f"seqno {seqno} came after {self.tracker.seqno}"
+            raise broken_rule("seqno order", self.vbucket, detail)
+        if not snapshot.start <= seqno <= snapshot.end:
+            detail = f"seqno {seqno} is not in {snapshot.start}..{snapshot.end}"
+            raise broken_rule("snapshot", self.vbucket, detail)
 
 
 def _filter(options: StreamOptions, purge_seqno: int, start: int) -> bytes:

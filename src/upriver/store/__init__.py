@@ -7,7 +7,7 @@ import logging
 
 from ..escaping import escape_record
 from .bucket import Bucket
-from .bucket_core import Listener
+from .bucket_core import SeqnoListener
 from .bucket_settings import BucketSettings, SyncMode
 from .bucket_stats import BucketStats
 from .directory import Store
@@ -22,7 +22,7 @@ from .writes.change_requests import (
     AppendToDocument,
     Applied,
     BeginSnapshot,
-    Change,
+    ChangeRequest,
     ClientWrite,
     CommitPrepared,
     Counter,
@@ -54,7 +54,7 @@ __all__ = [
     "Bucket",
     "BucketSettings",
     "BucketStats",
-    "Change",
+    "ChangeRequest",
     "ClientWrite",
     "Collection",
     "CommitPrepared",
@@ -68,7 +68,6 @@ __all__ = [
     "FrameChunk",
     "KeyRange",
     "KeyScan",
-    "Listener",
     "Manifest",
     "Outcome",
     "PendingPrepare",
@@ -81,6 +80,7 @@ __all__ = [
     "ReplicateCommit",
     "ScannedDocument",
     "Scope",
+    "SeqnoListener",
     "SetDocument",
     "Store",
     "StoredRecord",

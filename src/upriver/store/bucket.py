@@ -19,7 +19,7 @@ from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
 from . import consistency_check, document_versions, rollback, sync_write_status, vbucket_changes
 from .background_tasks import Maintenance
-from .bucket_core import BucketCore, Listener
+from .bucket_core import BucketCore, SeqnoListener
 from .bucket_environment import MACHINE, Platform
 from .bucket_settings import BucketSettings, SyncMode
 from .bucket_stats import BucketStats, StatsReader
@@ -30,7 +30,7 @@ from .rocksdb import translate
 from .rocksdb_layout import Meta, RecordKind, StoredRecord, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
 from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs
-from .writes.change_requests import Applied, Change, Expire, Outcome
+from .writes.change_requests import Applied, ChangeRequest, Expire, Outcome
 from .writes.commit_threads import Ticker
 from .writes.operation_checks import check_key
 from .writes.sync_writes import Completion
@@ -97,7 +97,7 @@ class Bucket:
 
     # ---- writing -------------------------------------------------------------------------
 
-    def submit(self, changes: Sequence[Change]) -> Future[list[Outcome]]:
+    def submit(self, changes: Sequence[ChangeRequest]) -> Future[list[Outcome]]:
         """Queues changes for the next write group. The future is done when they are committed.
 
         Its result has one outcome per change; a refused change has its refusal as outcome. It
@@ -107,14 +107,14 @@ class Bucket:
             raise self._is_closed()
         return self._writer.submit(changes)
 
-    def write(self, change: Change) -> Applied:
+    def write(self, change: ChangeRequest) -> Applied:
         """Makes one change, grouped with those of other threads. Raises if it is refused."""
         outcome = self.submit((change,)).result()[0]
         if isinstance(outcome, StoreRefusal):
             raise outcome
         return outcome
 
-    def write_many(self, changes: Sequence[Change]) -> list[Outcome]:
+    def write_many(self, changes: Sequence[ChangeRequest]) -> list[Outcome]:
         """Commits changes as one group of their own, on the calling thread."""
         if self._closed:
             raise self._is_closed()
@@ -262,7 +262,7 @@ class Bucket:
 
     # ---- listeners -----------------------------------------------------------------------
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: SeqnoListener) -> Callable[[], None]:
         """Calls ``listener`` after every committed group. Returns a function that ends this."""
         self._core.listeners = (*self._core.listeners, listener)
 

@@ -28,7 +28,7 @@ from .seqno_reader import OpenReaders
 from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid
 from .writes import operations, system_events
 from .writes.cas_clock import HybridClock
-from .writes.change_requests import Change, Outcome
+from .writes.change_requests import ChangeRequest, Outcome
 from .writes.sync_writes import load_prepares
 from .writes.write_group import WriteGroup
 
@@ -41,7 +41,7 @@ _MOST_SESSIONS = 16
 
 #: Called after every committed group, with the new high seqnos of the vbuckets that it changed.
 #: It runs under the write lock, so it must be quick and must not write.
-Listener = Callable[[Mapping[int, int]], None]
+SeqnoListener = Callable[[Mapping[int, int]], None]
 
 
 #: Seconds between two attempts to reopen a bucket's files after a failed write. The next writer
@@ -73,7 +73,7 @@ class BucketCore:
             # Without syncs a power failure may leave holes in the log. Entries before are valid.
             lenient=salvage or settings.durability is SyncMode.RELAXED,
         )
-        self.listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[SeqnoListener, ...] = ()
         self.readers = OpenReaders()
         #: The number of committed groups.
         self.commits = 0
@@ -120,7 +120,7 @@ class BucketCore:
             self._drop(group)
             raise
 
-    def apply(self, changes: Sequence[Change]) -> list[Outcome]:
+    def apply(self, changes: Sequence[ChangeRequest]) -> list[Outcome]:
         """Commits changes as one group. Refused changes are left out of it."""
         with self.change() as group:
             return operations.apply_all(group, changes)

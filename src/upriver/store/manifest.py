@@ -144,7 +144,7 @@ def _check_max_ttl(max_ttl: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ManifestEvent:
     """A scope or collection is created or dropped. Its vbucket and seqno are set when stored."""
 
     message: m.CollectionCreated | m.CollectionDropped | m.ScopeCreated | m.ScopeDropped
@@ -179,7 +179,7 @@ class Event:
         return replace(manifest, collections=(*kept, created))
 
 
-def events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
+def events_between(old: Manifest, new: Manifest) -> Iterator[ManifestEvent]:
     """Yields the events from one manifest to another; a collection's scope always exists.
 
     Only the last event carries the new uid, so a consumer that received this uid has received the
@@ -187,17 +187,17 @@ def events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
     """
     happened = list(_events_between(old, new))
     for event in happened[:-1]:
-        yield Event(replace(event.message, manifest_uid=old.uid))
+        yield ManifestEvent(replace(event.message, manifest_uid=old.uid))
     yield from happened[-1:]
 
 
-def _events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
+def _events_between(old: Manifest, new: Manifest) -> Iterator[ManifestEvent]:
     # A changed max_ttl has no event: to drop and create the collection would lose its documents.
     before = {(other.id, other.name, other.scope) for other in old.collections}
     after = {(other.id, other.name, other.scope) for other in new.collections}
     for gone in old.collections:
         if (gone.id, gone.name, gone.scope) not in after:
-            yield Event(
+            yield ManifestEvent(
                 m.CollectionDropped(
                     vbucket=0,
                     seqno=0,
@@ -208,17 +208,19 @@ def _events_between(old: Manifest, new: Manifest) -> Iterator[Event]:
             )
     for empty in old.scopes:
         if empty not in new.scopes:
-            yield Event(m.ScopeDropped(vbucket=0, seqno=0, manifest_uid=new.uid, scope=empty.id))
+            yield ManifestEvent(
+                m.ScopeDropped(vbucket=0, seqno=0, manifest_uid=new.uid, scope=empty.id)
+            )
     for scope in new.scopes:
         if scope not in old.scopes:
-            yield Event(
+            yield ManifestEvent(
                 m.ScopeCreated(
                     vbucket=0, seqno=0, manifest_uid=new.uid, scope=scope.id, name=scope.name
                 )
             )
     for collection in new.collections:
         if (collection.id, collection.name, collection.scope) not in before:
-            yield Event(
+            yield ManifestEvent(
                 m.CollectionCreated(
                     vbucket=0,
                     seqno=0,

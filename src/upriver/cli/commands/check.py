@@ -21,7 +21,7 @@ from ..setting_options import (
 from ..wait_messages import waiting_for
 
 if TYPE_CHECKING:
-    from ...consumer.checkpoints.position_check import Verdict
+    from ...consumer.checkpoints.position_check import PositionVerdict
     from ...consumer.reader_settings import DialectName
     from ...consumer.transport.access import Access
 
@@ -90,7 +90,7 @@ def check(
     context.exit(0 if all(verdict.accepted for verdict in verdicts.values()) else 1)
 
 
-def _table(verdicts: Mapping[int, Verdict], *, show_all: bool) -> Iterator[str]:
+def _table(verdicts: Mapping[int, PositionVerdict], *, show_all: bool) -> Iterator[str]:
     chosen = [
         _row(vbucket, verdict)
         for vbucket, verdict in verdicts.items()
@@ -112,7 +112,7 @@ def _table(verdicts: Mapping[int, Verdict], *, show_all: bool) -> Iterator[str]:
     )
 
 
-def _row(vbucket: int, verdict: Verdict) -> tuple[str, ...]:
+def _row(vbucket: int, verdict: PositionVerdict) -> tuple[str, ...]:
     onward = verdict.goes_on.seqno
     return (
         str(vbucket),
@@ -123,13 +123,13 @@ def _row(vbucket: int, verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _behind(verdicts: Mapping[int, Verdict]) -> int | None:
+def _behind(verdicts: Mapping[int, PositionVerdict]) -> int | None:
     """The sum over all vbuckets; None if one is not known."""
     known = [verdict.behind for verdict in verdicts.values() if verdict.behind is not None]
     return sum(known) if len(known) == len(verdicts) else None
 
 
-def _as_object(bucket: str, verdicts: Mapping[int, Verdict]) -> dict[str, object]:
+def _as_object(bucket: str, verdicts: Mapping[int, PositionVerdict]) -> dict[str, object]:
     return {
         "bucket": bucket,
         "accepted": sum(verdict.accepted for verdict in verdicts.values()),

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, NoReturn, TypeAlias
 from ...errors import UpriverError
 from ...wire.limits import MAX_KEY, MAX_VALUE
 
-Document: TypeAlias = tuple[bytes, bytes]
+KeyAndBody: TypeAlias = tuple[bytes, bytes]
 
 
 class BadLine(UpriverError):
@@ -47,7 +47,7 @@ _SPREAD: Final = 2_654_435_761
 _FILL_BYTES: Final = 64 * 1024
 
 
-def generated(count: int, *, size: int, prefix: str) -> Iterator[Document]:
+def generated(count: int, *, size: int, prefix: str) -> Iterator[KeyAndBody]:
     """Documents 0 to ``count``, of ``size`` bytes if their members fit into that.
 
     A number always gives the same document, so a second run writes the same documents.
@@ -76,7 +76,7 @@ def _fill() -> str:
 
 def from_ndjson(
     file: IO[bytes], *, prefix: str, key: str | None = None, on_bad: OnBad = raise_bad
-) -> Iterator[Document]:
+) -> Iterator[KeyAndBody]:
     """The objects of a file with one on each line, whose bytes become the values unchanged.
 
     ``key`` names the member that is the key; without it a key is the prefix and the number of
@@ -95,7 +95,7 @@ def from_ndjson(
 
 def from_csv(
     file: IO[bytes], *, prefix: str, key: str | None = None, on_bad: OnBad = raise_bad
-) -> Iterator[Document]:
+) -> Iterator[KeyAndBody]:
     """The rows of a file whose first row names the members; all values are strings.
 
     Keys are those of `from_ndjson`, with rows for lines.

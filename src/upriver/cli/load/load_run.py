@@ -8,7 +8,7 @@ from typing import Final
 
 from ...consumer.writing.document_edits import Overwrite
 from ...consumer.writing.writer import Writer, WriterSettings
-from .document_sources import BadLine, Document
+from .document_sources import BadLine, KeyAndBody
 
 #: Throughput matters more than latency here: large groups, and long timeouts for slow disks and for
 #: nodes that change their roles.
@@ -16,7 +16,7 @@ SETTINGS: Final = WriterSettings(batch_size=3 * 4096, request_timeout=60.0, retr
 
 
 def load(
-    documents: Iterable[Document],
+    documents: Iterable[KeyAndBody],
     writer: Writer,
     pace: Pace | None = None,
     *,

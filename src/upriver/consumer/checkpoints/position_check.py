@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...session.consumer_events import RollbackReason, RolledBack, Rows, StreamOpened
+from ...session.consumer_events import RollbackReason, RolledBack, StreamOpened
 from ...session.stream_position import Position
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PositionVerdict:
     """Whether the server accepts a position of one vbucket, and where it would resume."""
 
     position: Position
@@ -60,7 +60,7 @@ async def probe(
     access: Access,
     settings: ConsumerSettings,
     positions: Checkpoint | Mapping[int, Position],
-) -> dict[int, Verdict]:
+) -> dict[int, PositionVerdict]:
     """Probes the positions and returns a verdict for each vbucket.
 
     Of a checkpoint it probes the vbuckets that the settings select, of a mapping all. Raises the
@@ -92,8 +92,8 @@ async def probe(
         highs = await _high_seqnos(engine)
         engine.begin()
         verdicts = {
-            vbucket: Verdict(position, position, (), highs.get(vbucket))
-            for vbucket, position in engine.positions.items()
+            vbucket: PositionVerdict(position, position, (), highs.get(vbucket))
+            for vbucket, position in engine.discovery.positions.items()
         }
         unanswered = set(verdicts)
         while unanswered:
@@ -101,9 +101,8 @@ async def probe(
             event = delivery.event
             if isinstance(event, Failed):
                 raise event.error
-            if isinstance(event, Rows) and delivery.carrier is not None:
-                delivery.carrier.give_back(event.counted)
-            elif isinstance(event, RolledBack):
+            delivery.release()
+            if isinstance(event, RolledBack):
                 verdicts[event.vbucket] = _sent_back(verdicts[event.vbucket], event)
             elif isinstance(event, StreamOpened):
                 unanswered.discard(event.vbucket)
@@ -117,21 +116,21 @@ def probe_and_wait(
     access: Access,
     settings: ConsumerSettings,
     positions: Checkpoint | Mapping[int, Position],
-) -> dict[int, Verdict]:
+) -> dict[int, PositionVerdict]:
     """As `probe`, for callers without an event loop: blocks until the verdicts are there."""
     return asyncio.run(probe(source, access, settings, positions))
 
 
 async def _high_seqnos(engine: Engine) -> dict[int, int]:
     try:
-        return await engine.high_seqnos()
+        return await engine.discovery.high_seqnos()
     except NODE_TROUBLE:
         if engine.negotiates:
             raise
         return {}  # servers of drafts 000 and 002 do not know the request
 
 
-def _sent_back(verdict: Verdict, event: RolledBack) -> Verdict:
+def _sent_back(verdict: PositionVerdict, event: RolledBack) -> PositionVerdict:
     reason = event.reason
     if reason is RollbackReason.PURGED and _is_ahead(verdict.goes_on, verdict.high_seqno):
         reason = RollbackReason.AHEAD

@@ -61,7 +61,7 @@ class Remove:
 
 
 #: Rules without I/O: yields operations, is sent their answers, returns a result.
-Steps: TypeAlias = Generator[Read | CellWrite | Remove, Any, _T]
+CellSteps: TypeAlias = Generator[Read | CellWrite | Remove, Any, _T]
 
 
 class GroupStore(Protocol):
@@ -86,7 +86,7 @@ class GroupStore(Protocol):
         """Closes connections."""
 
 
-def run_steps(store: GroupStore, steps: Steps[_T]) -> _T:
+def run_steps(store: GroupStore, steps: CellSteps[_T]) -> _T:
     """Executes rules on a store; blocks."""
     answer: Any = None
     try:

@@ -27,7 +27,7 @@ from typing import Final
 
 from ...errors import ConfigError, UpriverError
 from .assignment import Reads, Roster
-from .cells import CellWrite, Read, Remove, Steps, Stored
+from .cells import CellSteps, CellWrite, Read, Remove, Stored
 
 #: Parts of a lease: for which a heartbeat allows delivering, after which a silent member is sealed,
 #: and between two turns.
@@ -89,7 +89,7 @@ class Member:
 
     # ---- joining and leaving -------------------------------------------------------------
 
-    def join(self) -> Steps[None]:
+    def join(self) -> CellSteps[None]:
         """Enters the roster. ConfigError if the group reads something else."""
         self._checked((yield Read(self._roster)))
         began = self._clock()
@@ -98,7 +98,7 @@ class Member:
         yield from self._change(lambda roster: roster.joined(self.name).balanced())
         self.deadline = began + HOLDS * self.lease
 
-    def leave(self) -> Steps[None]:
+    def leave(self) -> CellSteps[None]:
         """Leaves the roster: others take the vbuckets over at once."""
         self.deadline = float("-inf")
         yield from self._change(lambda roster: roster.without({self.name}).balanced())
@@ -106,7 +106,7 @@ class Member:
 
     # ---- turns ---------------------------------------------------------------------------
 
-    def turn(self) -> Steps[Turn]:
+    def turn(self) -> CellSteps[Turn]:
         """Renews the lease, replaces dead members, and says which vbuckets are this member's."""
         began = self._clock()
         if not (yield from self._beat()):
@@ -128,7 +128,7 @@ class Member:
         self.roster = roster
         return Turn(roster.owned_by(self.name), roster.leaving(self.name))
 
-    def release(self, vbuckets: frozenset[int]) -> Steps[None]:
+    def release(self, vbuckets: frozenset[int]) -> CellSteps[None]:
         """Lets vbuckets go, whose positions were saved: the next owner may read them now."""
         yield from self._change(lambda roster: roster.released(self.name, vbuckets).balanced())
 
@@ -136,7 +136,7 @@ class Member:
         self.deadline = float("-inf")
         return Turn({}, lost=True)
 
-    def _beat(self) -> Steps[bool]:
+    def _beat(self) -> CellSteps[bool]:
         """Writes the heartbeat; False if somebody has sealed or removed it."""
         cell, expires = self._heartbeat(self.name), _EXPIRES * self.lease
         for _ in range(_BEAT_ATTEMPTS):
@@ -155,7 +155,7 @@ class Member:
             # longer than this turn lasts, so only another one renews the lease.
         return False
 
-    def _find_dead(self, roster: Roster) -> Steps[set[str]]:
+    def _find_dead(self, roster: Roster) -> CellSteps[set[str]]:
         """The watched members whose heartbeats are sealed, gone, or old, which are sealed now."""
         watched = self._watched(roster)
         self._seen = {name: seen for name, seen in self._seen.items() if name in watched}
@@ -184,7 +184,7 @@ class Member:
 
     # ---- the roster ----------------------------------------------------------------------
 
-    def _change(self, change: Callable[[Roster], Roster]) -> Steps[None]:
+    def _change(self, change: Callable[[Roster], Roster]) -> CellSteps[None]:
         """Changes the newest roster; begins again if another member was faster."""
         for _ in range(_ATTEMPTS):
             stored: Stored | None = yield Read(self._roster)

@@ -37,7 +37,7 @@ from ..streaming.engine import Engine
 from ..streaming.inbox import Assigned, Delivery, Nudge
 from .assignment import Reads
 from .bucket_store import BucketGroupStore
-from .cells import GroupStore, Steps, run_steps
+from .cells import CellSteps, GroupStore, run_steps
 from .member import TURNS, Member, Turn
 from .position_cells import PositionCells, Saved
 
@@ -125,7 +125,7 @@ class Membership:
         )
         self._member = self._new_member()
         await self._run(self._member.join())
-        self._turns = engine.task(self._take_turns)
+        self._turns = engine.guard.task(self._take_turns)
 
     async def stop(self) -> None:
         """Leaves the group, so that others take over at once."""
@@ -145,11 +145,11 @@ class Membership:
         name = f"{host}-{os.getpid()}-{_entropy.token_hex(4)}"
         return Member(self.group, name, self._reads, lease=self._lease, clock=now)
 
-    async def _run(self, steps: Steps[_T]) -> _T:
+    async def _run(self, steps: CellSteps[_T]) -> _T:
         """Executes rules in the thread of the group, because stores block."""
         return await self._loop.run_in_executor(self._threads, run_steps, self._store, steps)
 
-    async def _run_on_positions(self, steps: Steps[_T]) -> _T:
+    async def _run_on_positions(self, steps: CellSteps[_T]) -> _T:
         def locked() -> _T:
             with self._cells_lock:
                 return run_steps(self._store, steps)
@@ -199,7 +199,7 @@ class Membership:
         }
         if not new:
             return
-        first = self._engine.positions
+        first = self._engine.discovery.positions
         claimed = await self._run_on_positions(
             self._cells.claim(new, lambda vb: first.get(vb, Position()), self._member.name)
         )

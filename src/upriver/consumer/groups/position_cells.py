@@ -23,7 +23,7 @@ from ...errors import ConfigError, InternalError, UpriverError
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import MAX_VBUCKETS
 from ..checkpoints.position_json import dump_position, load_position, parse_json
-from .cells import CellWrite, Read, Steps
+from .cells import CellSteps, CellWrite, Read
 
 #: Vbuckets in one cell: members rarely write the same cell, and an object store few objects.
 _PER_CELL: Final = 64
@@ -50,7 +50,7 @@ class PositionCells:
         #: The version and the content of cells.
         self._known: dict[str, tuple[int, dict[int, Saved]]] = {}
 
-    def load(self, vbuckets: Iterable[int]) -> Steps[dict[int, Saved]]:
+    def load(self, vbuckets: Iterable[int]) -> CellSteps[dict[int, Saved]]:
         """The saved positions of those vbuckets that have one."""
         found: dict[int, Saved] = {}
         for cell, its in self._cells(vbuckets).items():
@@ -60,7 +60,7 @@ class PositionCells:
 
     def claim(
         self, generations: Mapping[int, int], first: Callable[[int], Position], owner: str = ""
-    ) -> Steps[dict[int, Saved]]:
+    ) -> CellSteps[dict[int, Saved]]:
         """Takes vbuckets over; returns where to read on, without those that a later owner has.
 
         ``first`` is the position of a vbucket that nobody has read.
@@ -80,7 +80,7 @@ class PositionCells:
             yield from self._change(cell, its, take)
         return claimed
 
-    def save(self, positions: Mapping[int, Saved]) -> Steps[frozenset[int]]:
+    def save(self, positions: Mapping[int, Saved]) -> CellSteps[frozenset[int]]:
         """Saves positions; returns the vbuckets that a later owner has, whose are not saved."""
         refused: set[int] = set()
 
@@ -104,7 +104,7 @@ class PositionCells:
         cell: str,
         vbuckets: Collection[int],
         change: Callable[[dict[int, Saved], Collection[int]], None],
-    ) -> Steps[None]:
+    ) -> CellSteps[None]:
         """Applies a change to the newest content of a cell; begins again if that has changed."""
         known = self._known.pop(cell, None)
         if known is None:
@@ -129,7 +129,7 @@ class PositionCells:
             "save less often"
         )
 
-    def _newest(self, cell: str) -> Steps[tuple[int, dict[int, Saved]]]:
+    def _newest(self, cell: str) -> CellSteps[tuple[int, dict[int, Saved]]]:
         stored = yield Read(cell)
         return (stored.version, _parse(cell, stored.content)) if stored is not None else (0, {})
 

@@ -2,9 +2,9 @@
 
 One supervisor task opens a stream for each vbucket that has none, on a connection to the owner that
 the cluster map names. Failed attempts are repeated with back-off. Connections report the events of
-their sessions to the engine. When a connection is lost, its vbuckets keep the positions that they
-had reached, and the supervisor opens their streams again. Events go to ``deliver`` in the order in
-which an application must see them.
+their sessions to `StreamEvents`. When a connection is lost, its vbuckets keep the positions that
+they had reached, and the supervisor opens their streams again. Events go to ``deliver`` in the
+order in which an application must see them.
 
 The engine runs on one event loop. It knows nothing of applications, threads or checkpoint files.
 """
@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ...errors import (
     AuthenticationFailed,
     BucketNotFound,
     ConfigError,
-    InternalError,
-    RemoteProtocolError,
     StreamEnded,
-    StreamRuleBroken,
     UpriverError,
 )
 from ...model import NO_END
@@ -53,8 +49,6 @@ _log = logging.getLogger(__name__)
 #: Seconds for which a restarting node may answer "bucket not found" before the bucket counts as
 #: deleted. Couchbase nodes need a few seconds to load their buckets.
 _BUCKET_COMES_BACK: Final = 60.0
-#: The engine fails after this many protocol violations with no rows received in between.
-_MOST_BROKEN_IN_A_ROW: Final = 8
 #: Seconds between two checks of all streams, at least.
 _WATCH_SECONDS: Final = 0.25
 
@@ -71,17 +65,17 @@ class Engine:
     ) -> None:
         self._source = source
         self._settings = settings
-        self._deliver = deliver
+        self._to_application = deliver
         self._loop = asyncio.get_running_loop()
-        self._topology = Topology(
+        self.topology = Topology(
             source,
             network=settings.network,
             first_pause=settings.retry_first,
             longest_pause=settings.retry_most,
             clock=self._loop.time,
         )
-        self._nodes = AsyncNodes(self._topology, access, settings)
-        self._discovery = Discovery(self._nodes, settings)
+        self._nodes = AsyncNodes(self.topology, access, settings)
+        self.discovery = Discovery(self._nodes, settings)
         self._readers: dict[int, VBucketFetchState] = {}
         self._sessions: dict[AsyncConnection, ConsumerSession] = {}
         self._connecting: dict[Address, asyncio.Task[None]] = {}
@@ -95,15 +89,16 @@ class Engine:
         self._gate: PersistenceGate | None = None
         #: Nodes of whose loss a warning was logged; None stands for the cluster map.
         self._warned: set[Address | None] = set()
-        self._guard = FaultGuard(self._fail)
+        self.guard = FaultGuard(self._fail)
         self._events = StreamEvents(
             self._readers,
             self._sessions,
-            self._topology,
+            self._nodes,
             settings.rollback,
             deliver=self.deliver,
             fail=self._fail,
             wake=self._wake.set,
+            warn=self._warn,
         )
         #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
         self.counts = self._events.counts
@@ -117,22 +112,20 @@ class Engine:
 
     async def find(self) -> None:
         """Discovers the bucket and connects to its nodes, without opening streams."""
-        await self._discovery.find()
+        await self.discovery.find()
         for connection in list(self._nodes.connections.values()):
             if connection.lost is None:
                 self._adopt(connection)
             else:  # lost meanwhile: the supervisor connects again
                 self._nodes.forget(connection)
         if self._settings.persisted_everywhere is not None:
-            gate = PersistenceGate(
+            self._gate = PersistenceGate(
                 self._nodes,
-                self.positions,
+                self.discovery.positions,
                 self._settings.persisted_everywhere,
-                self._deliver,
+                self._to_application,
             )
-            self._deliver = gate.take
-            self._gate = gate
-            self._tasks.append(self._guard.task(gate.run))
+            self._tasks.append(self.guard.task(self._gate.run))
 
     def begin(self, *, shared: bool = False) -> None:
         """Starts streaming: makes a reader for each wanted vbucket and starts the supervisor.
@@ -142,21 +135,21 @@ class Engine:
         self._is_shared = shared
         self._readers.clear()
         if not shared:
-            self._make_readers(self.positions)
+            self._make_readers(self.discovery.positions)
         #: When all streams are checked again, at the earliest.
         self._next_watch = 0.0
         self._watchdog = StreamWatchdog(
-            self._sessions, self._settings, self.high_seqnos, self._events.finished
+            self._sessions, self._settings, self.discovery.high_seqnos, self._events.finished
         )
-        self._map_watch = MapWatch(self._topology, self._sessions, self._settings.map_interval)
+        self._map_watch = MapWatch(self.topology, self._sessions, self._settings.map_interval)
         self._over = False
-        self._supervisor = self._guard.task(self._supervise)
+        self._supervisor = self.guard.task(self._supervise)
 
     def _make_readers(self, positions: Mapping[int, Position]) -> None:
         now = self._loop.time()
         for vbucket, position in positions.items():
-            end = self._discovery.ends.get(vbucket, NO_END)
-            backoff = self._topology.new_backoff()
+            end = self.discovery.ends.get(vbucket, NO_END)
+            backoff = self.topology.new_backoff()
             self._readers[vbucket] = VBucketFetchState(
                 vbucket, position, end, backoff, idle_since=now
             )
@@ -165,7 +158,7 @@ class Engine:
         """Streams more vbuckets, from these positions."""
         if self._gate is not None:
             self._gate.begin(positions)
-        self._deliver(Delivery(Assigned(positions, generations)))
+        self.deliver(Delivery(Assigned(positions, generations)))
         self._make_readers(positions)
         self._wake.set()
 
@@ -188,7 +181,7 @@ class Engine:
         Only ``start`` and ``end`` of the settings may differ from before. Raises
         `ConnectionFailed` if no connection is open.
         """
-        await self._discovery.look_again(settings)
+        await self.discovery.look_again(settings)
         self._settings = settings
         self.begin()
 
@@ -206,19 +199,10 @@ class Engine:
         self._nodes.close()
 
     @property
-    def topology(self) -> Topology:
-        return self._topology
-
-    @property
     def negotiates(self) -> bool:
         """Whether a stream connection also answers other requests, as in all but the old drafts."""
         connections = self._nodes.connections.values()
         return any(connection.dialect.negotiates for connection in connections)
-
-    @property
-    def positions(self) -> Mapping[int, Position]:
-        """The start position of each vbucket."""
-        return self._discovery.positions
 
     def connected(self) -> dict[Address, bool]:
         """The nodes that own unfinished vbuckets, and whether each is connected."""
@@ -243,24 +227,19 @@ class Engine:
             for reader in self._readers.values()
         }
 
-    async def high_seqnos(self) -> dict[int, int]:
-        """The high seqno of each vbucket, asked of the nodes."""
-        return await self._discovery.high_seqnos()
-
-    # ---- failure -------------------------------------------------------------------------
+    # ---- events and failure --------------------------------------------------------------
 
     def deliver(self, delivery: Delivery) -> None:
         """Delivers an event to the application, through the persistence gate if there is one."""
-        self._deliver(delivery)
-
-    def task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Runs a task whose errors end reading."""
-        return self._guard.task(work)
+        if self._gate is None:
+            self._to_application(delivery)
+        else:
+            self._gate.hold_back(delivery)
 
     def _fail(self, error: UpriverError) -> None:
         if not self._over:
             self._over = True
-            self._deliver(Delivery(Failed(error)))
+            self.deliver(Delivery(Failed(error)))
             self._wake.set()
 
     # ---- opening streams -----------------------------------------------------------------
@@ -268,8 +247,8 @@ class Engine:
     async def _supervise(self) -> None:
         while not self._over:
             self._wake.clear()
-            if self._topology.map_is_old or self._map_watch.left(self._loop.time()) == 0:
-                self._topology.map_is_old = False
+            if self.topology.map_is_old or self._map_watch.left(self._loop.time()) == 0:
+                self.topology.map_is_old = False
                 await self._renew_map()
             pauses = self._place_all(self._loop.time()), self._map_watch.left(self._loop.time())
             pause = min((pause for pause in pauses if pause is not None), default=None)
@@ -286,38 +265,38 @@ class Engine:
         done = all(reader.done for reader in self._readers.values())
         if done and not waiting and not self._is_shared:
             self._over = True
-            self._deliver(Delivery(Finished()))
+            self.deliver(Delivery(Finished()))
             return 0
         pauses = self._watch(now)
         touched: dict[AsyncConnection, None] = {}
         for reader in waiting:
             if now - reader.idle_since > self._settings.give_up_after:
-                raise reader.trouble or self._topology.no_owner_error(reader.vbucket)
+                raise reader.trouble or self.topology.no_owner_error(reader.vbucket)
             if reader.not_before > now:
                 pauses.append(reader.not_before - now)
                 continue
             if reader.unconfirmed:
-                self._topology.map_is_old = True
+                self.topology.map_is_old = True
                 reader.put_off(now)
                 pauses.append(reader.not_before - now)
                 continue
             address = self._owner(reader)
             if address is None:
                 reader.put_off(now)
-                self._topology.map_is_old = True
+                self.topology.map_is_old = True
                 pauses.append(self._settings.retry_first)
             elif (connection := self._nodes.connections.get(address)) is not None:
                 self._place(reader, connection)
                 touched[connection] = None
                 pauses.append(self._settings.answer_timeout)
             elif address not in self._connecting:
-                self._connecting[address] = self._guard.task(self._connect, address)
+                self._connecting[address] = self.guard.task(self._connect, address)
         for connection in touched:
             connection.flush()
         return min(pauses, default=None)
 
     def _owner(self, reader: VBucketFetchState) -> Address | None:
-        return self._topology.owner(reader.vbucket)
+        return self.topology.owner(reader.vbucket)
 
     def _place(self, reader: VBucketFetchState, connection: AsyncConnection) -> None:
         one_branch = self._settings.rollback is RollbackPolicy.STOP
@@ -327,7 +306,7 @@ class Engine:
         options = StreamOptions(
             end=reader.end,
             flags=active if connection.dialect.negotiates else StreamFlag.NONE,
-            filter=self._discovery.filter,
+            filter=self.discovery.filter,
             same_branch=one_branch,
             # with STOP, the answer to the stream request says whether the branch is still served
             asks_log=not one_branch or reader.sent_back,
@@ -351,7 +330,7 @@ class Engine:
         stalled, more = self._watchdog.stalled(readers, now)
         if stalled:
             self._tasks = [task for task in self._tasks if not task.done()]
-            self._tasks.append(self._guard.task(self._ask_about, stalled))
+            self._tasks.append(self.guard.task(self._ask_about, stalled))
         return pauses + more
 
     def _move(self, reader: VBucketFetchState, now: float) -> None:
@@ -384,7 +363,7 @@ class Engine:
             self._fail(error)
         except NODE_TROUBLE as error:
             self._warn(address, "%s", error)
-            pause = self._topology.backoff(address).next_pause()
+            pause = self.topology.backoff(address).next_pause()
             now = self._loop.time()
             for reader in self._readers.values():
                 if reader.waits and self._owner(reader) == address:
@@ -393,7 +372,7 @@ class Engine:
                     away = now - reader.idle_since
                     if isinstance(error, BucketNotFound) and away > _BUCKET_COMES_BACK:
                         self._fail(error)
-            self._topology.map_is_old = True
+            self.topology.map_is_old = True
         else:
             self._adopt(connection)
         finally:
@@ -403,8 +382,11 @@ class Engine:
     def _warn(self, address: Address | None, text: str, *facts: object) -> None:
         """Logs a warning about a node, and only once until that node is connected again.
 
-        While a node is gone, there is no cluster map of it either: that is the same trouble.
+        While a node is gone, there is no cluster map of it either: that is the same trouble. After
+        the end nothing is tried again, and nothing is logged.
         """
+        if self._over:
+            return
         again = address in self._warned or (address is None and bool(self._warned))
         _log.log(logging.DEBUG if again else logging.WARNING, text, *facts)
         self._warned.add(address)
@@ -422,16 +404,12 @@ class Engine:
             purge_seqnos=connection.granted.purge_seqnos,
         )
         self._sessions[connection] = session
-        connection.carry(
-            session,
-            partial(self._guard.callback(self._events.take), connection),
-            partial(self._guard.callback(self._on_lost), connection),
-        )
+        connection.carry(session, self._events)
 
     async def _renew_map(self) -> None:
         """Asks the nodes for the cluster map: connected ones first, then all known ones."""
         try:
-            await self._nodes.run(renew_map(self._topology, self._map_watch.whom_to_ask()))
+            await self._nodes.run(renew_map(self.topology, self._map_watch.whom_to_ask()))
         except NODE_TROUBLE as error:
             self._warn(None, "no cluster map: %s", error)
             self._map_watch.failed(self._loop.time())
@@ -443,9 +421,9 @@ class Engine:
     async def _confirm_states(self) -> None:
         """Asks owners whether they are active for the vbuckets whose state changed."""
         doubtful = [r.vbucket for r in self._readers.values() if r.waits and r.unconfirmed]
-        for address, vbuckets in self._topology.by_owner(doubtful).items():
+        for address, vbuckets in self.topology.by_owner(doubtful).items():
             try:
-                active = await self._discovery.active_at(address, vbuckets)
+                active = await self.discovery.active_at(address, vbuckets)
             except NODE_TROUBLE as error:
                 _log.warning("%s", error)
                 if not is_final(error):
@@ -457,32 +435,4 @@ class Engine:
                     continue  # removed meanwhile
                 reader.unconfirmed = vbucket not in active
                 if reader.unconfirmed:
-                    reader.trouble = self._topology.no_owner_error(vbucket)
-
-    # ---- events of connections -----------------------------------------------------------
-
-    def _on_lost(self, connection: AsyncConnection) -> None:
-        session = self._sessions.pop(connection)
-        self._nodes.forget(connection)
-        error = connection.lost
-        assert error is not None
-        self.counts["connections lost"] += 1
-        if isinstance(error, InternalError):
-            self._fail(error)
-        if isinstance(error, RemoteProtocolError):
-            self._events.broken_in_a_row += 1
-            rule = error.rule if isinstance(error, StreamRuleBroken) else "decoding"
-            self.counts[f"broken rule: {rule}"] += 1
-            if self._events.broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
-                self._fail(error)
-        now = self._loop.time()
-        pause = self._topology.backoff(connection.address).next_pause()
-        for vbucket in session.vbuckets:
-            reader = self._readers[vbucket]
-            reader.position = session.position(vbucket)
-            reader.leave(now, error)
-            reader.not_before = now + pause
-        if not self._over:
-            self._warn(connection.address, "%s; trying again in %.2f s", error, pause)
-        self._topology.map_is_old = True
-        self._wake.set()
+                    reader.trouble = self.topology.no_owner_error(vbucket)

@@ -14,7 +14,7 @@ The inbox calls the rollback callback before it hands out anything of the new br
 bytes that the application has finished with, per connection, so that the client can return them to
 that connection's flow-control window.
 
-Only one thread may call `Inbox.take`. Any thread may ask for positions.
+Only one thread may call `Inbox.hand_out`. Any thread may ask for positions.
 """
 
 from __future__ import annotations
@@ -105,6 +105,16 @@ class Delivery:
     event: Event | Failed | Finished | Closed | Assigned | Nudge
     carrier: AsyncConnection | None = None
 
+    @property
+    def counted(self) -> int:
+        """The bytes of its rows."""
+        return self.event.counted if isinstance(self.event, Rows) else 0
+
+    def release(self) -> None:
+        """Returns the bytes of rows that are not handed out; on the connection's event loop."""
+        if self.carrier is not None:
+            self.carrier.give_back(self.counted)
+
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
@@ -158,8 +168,10 @@ class Inbox:
 
     # ---- deliveries ----------------------------------------------------------------------
 
-    def take(self, delivery: Delivery, *, whole: bool = True) -> Event | Finished | Closed | None:
-        """Processes a delivery; returns the event for the application, or None if it is hidden.
+    def hand_out(
+        self, delivery: Delivery, *, whole: bool = True
+    ) -> Event | Finished | Closed | None:
+        """Returns the event of a delivery for the application, or None if it is hidden.
 
         Raises the error of a `Failed` delivery. With ``whole``, all rows count as read when they
         are returned; otherwise `changes` hands them out one by one.
@@ -175,7 +187,7 @@ class Inbox:
             self._enter_share(event)
             return None
         if isinstance(event, Rows):
-            return self._take_rows(delivery, event, whole=whole)
+            return self._hand_out_rows(delivery, event, whole=whole)
         if self._share is not None and getattr(event, "vbucket", None) not in self._trackers:
             return event if isinstance(event, Finished | Closed) else None
         if isinstance(event, StreamOpened | RolledBack | SystemHappened):
@@ -184,7 +196,8 @@ class Inbox:
             return self._tell(event)
         return event
 
-    def _take_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
+    def _hand_out_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
+        """Filters and decompresses the rows, as the settings say, and makes them the current."""
         if not self._settings.internal_documents:
             rows = without_internal(rows, self._internal_collections())
             delivery = replace(delivery, event=rows)
@@ -199,9 +212,13 @@ class Inbox:
             self.done()
             return None
         self.rows += count
-        self._shown = self._unpacked(rows)
-        self._left = iter(()) if whole else changes_of(self._shown.batch)
-        return self._shown
+        if not self._settings.values:
+            rows = without_bodies(rows, xattrs=self._settings.xattrs)
+        elif self._settings.compression and self._settings.decompress:
+            rows = inflated(rows)
+        self._shown = rows
+        self._left = iter(()) if whole else changes_of(rows.batch)
+        return rows
 
     def _tell(self, event: RolledBack) -> RolledBack | None:
         if self._settings.rollback is RollbackPolicy.IGNORE:
@@ -247,8 +264,7 @@ class Inbox:
             return None
         self._left = iter(())
         self.read = shown.batch.num_rows
-        steps = tuple(s._replace(stop=s.stop - read) for s in shown.steps if s.stop > read)
-        rows = Rows(shown.batch.slice(read), steps)
+        rows = shown.slice(read, self.read, [step for step in shown.steps if step.stop > read])
         if self._share is None:
             return rows
         rows = of_vbuckets(rows, self._trackers, ())
@@ -267,9 +283,9 @@ class Inbox:
                 return
             self._enter_steps(reversed(self._steps))
             self._steps = []
-        if delivery.carrier is not None and isinstance(delivery.event, Rows):
+        if delivery.carrier is not None:
             owed = self._owed.get(delivery.carrier, 0)
-            self._owed[delivery.carrier] = owed + delivery.event.counted
+            self._owed[delivery.carrier] = owed + delivery.counted
 
     def owed(self, *, at_least: int = 0) -> list[tuple[AsyncConnection, int]]:
         """Returns and clears the bytes to acknowledge, for connections with ``at_least`` bytes."""
@@ -349,10 +365,3 @@ class Inbox:
             if tracker.snapshot != step.snapshot:
                 tracker.snapshot_began(step.snapshot)
             tracker.advanced(step.seqno)
-
-    def _unpacked(self, rows: Rows) -> Rows:
-        """Removes or decompresses the values of the rows, as the settings say."""
-        settings = self._settings
-        if not settings.values:
-            return without_bodies(rows, xattrs=settings.xattrs)
-        return inflated(rows) if settings.compression and settings.decompress else rows

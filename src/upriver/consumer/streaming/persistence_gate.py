@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -63,14 +63,17 @@ class PersistenceGate:
         for vbucket in vbuckets:
             self._discard(vbucket)
 
-    def take(self, delivery: Delivery) -> None:
-        """Accepts a delivery from the engine, in place of the inbox."""
+    def hold_back(self, delivery: Delivery) -> None:
+        """Delivers what may be delivered now, and holds back the rest."""
         event = delivery.event
         if isinstance(event, Rows):
-            for vbucket, piece in _by_vbucket(event):
-                held = self._held.setdefault(vbucket, deque())
+            start = 0
+            for step in event.steps:
+                piece = event.slice(start, step.stop, (step,))
+                start = step.stop
+                held = self._held.setdefault(step.vbucket, deque())
                 held.append(replace(delivery, event=piece))
-                self._release(vbucket)
+                self._release(step.vbucket)
         elif isinstance(event, RolledBack):
             self._roll_back(delivery, event)
         elif isinstance(event, Finished):
@@ -98,8 +101,7 @@ class PersistenceGate:
 
     def _discard(self, vbucket: int) -> None:
         for held in self._held.pop(vbucket, ()):
-            if held.carrier is not None and isinstance(held.event, Rows):
-                held.carrier.give_back(held.event.counted)
+            held.release()
         self._safe.pop(vbucket, None)
 
     # ---- asking the nodes ----------------------------------------------------------------
@@ -169,27 +171,7 @@ class PersistenceGate:
         if not rows:
             return
         step = event.steps[-1]
-        counted = event.counted * rows // len(seqnos)
         reached = step._replace(stop=rows, seqno=int(seqnos[rows - 1]), closes=False)
-        first = Rows(event.batch.slice(0, rows), (reached,), counted)
-        rest = Rows(
-            event.batch.slice(rows),
-            (step._replace(stop=step.stop - rows),),
-            event.counted - counted,
-        )
-        held[0] = replace(delivery, event=rest)
+        held[0] = replace(delivery, event=event.slice(rows, len(seqnos), (step,)))
         self._passed[step.vbucket] = reached.seqno
-        self._deliver(replace(delivery, event=first))
-
-
-def _by_vbucket(rows: Rows) -> Iterator[tuple[int, Rows]]:
-    """Splits the rows into pieces of one step each, with the counted bytes in proportion."""
-    start, left = 0, rows.counted
-    for number, step in enumerate(rows.steps):
-        size = step.stop - start
-        last = number == len(rows.steps) - 1
-        counted = left if last else rows.counted * size // max(1, rows.batch.num_rows)
-        left -= counted
-        piece = Rows(rows.batch.slice(start, size), (step._replace(stop=size),), counted)
-        start = step.stop
-        yield step.vbucket, piece
+        self._deliver(replace(delivery, event=event.slice(0, rows, (reached,))))

@@ -9,6 +9,7 @@ received rows, because the flow-control window counts what was received.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -52,7 +53,7 @@ def without_internal(rows: Rows, collections: frozenset[int]) -> Rows:
         internal = internal | np.isin(batch.column("collection").to_numpy(), list(collections))
     if not internal.any():
         return rows
-    return _kept(rows, ~internal)
+    return rows.filter(~internal)
 
 
 def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) -> Rows:
@@ -65,15 +66,9 @@ def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) 
     if hidden:
         kept &= ~np.isin(batch.column("collection").to_numpy(), list(hidden))
     if not kept.all():
-        rows = _kept(rows, kept)
+        rows = rows.filter(kept)
     steps = tuple(step for step in rows.steps if step.vbucket in vbuckets)
-    return Rows(rows.batch, steps, rows.counted)
-
-
-def _kept(rows: Rows, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
-    before = np.concatenate(([0], np.cumsum(kept)))
-    steps = tuple(step._replace(stop=int(before[step.stop])) for step in rows.steps)
-    return Rows(rows.batch.filter(pa.array(kept)), steps, rows.counted)
+    return replace(rows, steps=steps)
 
 
 def _changed(rows: Rows, change: Callable[[Change], tuple[bytes, int]]) -> Rows:
@@ -84,7 +79,7 @@ def _changed(rows: Rows, change: Callable[[Change], tuple[bytes, int]]) -> Rows:
     columns["value"] = pa.array([value for value, _ in changed], pa.binary())
     columns["datatype"] = pa.array([datatype for _, datatype in changed], pa.uint8())
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
-    return Rows(batch, rows.steps, rows.counted)
+    return replace(rows, batch=batch)
 
 
 def _nothing(change: Change) -> tuple[bytes, int]:

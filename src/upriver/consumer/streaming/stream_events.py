@@ -1,6 +1,7 @@
-"""Applies the events of all sessions to the readers of their vbuckets, and delivers them in order.
+"""Applies what connections report to the readers of their vbuckets, and delivers events in order.
 
-Streams that end are requested again by the engine, or end reading with an error. No I/O.
+This is where the rows of all sessions arrive. Streams that end, and the streams of a connection
+that is lost, are requested again by the engine, or end reading with an error. No I/O.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...errors import (
+    InternalError,
     RemoteProtocolError,
     RollbackRequired,
     Status,
     StatusError,
     StreamEnded,
+    StreamRuleBroken,
     UpriverError,
 )
 from ...model import NO_END, StreamEndReason
@@ -35,8 +38,9 @@ from ...session.consumer_session import ConsumerSession
 from ...session.dcp_open import denied
 from ...wire import messages as m
 from ..reader_settings import RollbackPolicy
-from ..topology.cluster_view import Topology
 from ..transport.async_connection import AsyncConnection
+from ..transport.async_pool import AsyncNodes
+from ..transport.fault_guard import as_upriver_error
 from .inbox import Delivery
 from .vbucket_fetch_state import VBucketFetchState
 
@@ -56,54 +60,96 @@ _REOPENED: Final = frozenset(
 )
 
 
+#: Reading fails after this many protocol violations with no rows received in between.
+_MOST_BROKEN_IN_A_ROW: Final = 8
+
+
 class StreamEvents:
-    """Takes events from connections; shares readers, sessions and topology with the engine."""
+    """Owner of all connections that carry sessions; shares readers and sessions with the engine."""
 
     def __init__(
         self,
         readers: Mapping[int, VBucketFetchState],
-        sessions: Mapping[AsyncConnection, ConsumerSession],
-        topology: Topology,
+        sessions: dict[AsyncConnection, ConsumerSession],
+        nodes: AsyncNodes,
         rollback: RollbackPolicy,
         *,
         deliver: Callable[[Delivery], None],
         fail: Callable[[UpriverError], None],
         wake: Callable[[], None],
+        warn: Callable[..., None],
     ) -> None:
         self._readers = readers
         self._sessions = sessions
-        self._topology = topology
+        self._nodes = nodes
+        self._topology = nodes.topology
         self._rollback = rollback
         self._deliver = deliver
         self._fail = fail
         self._wake = wake
+        self._warn = warn
         #: Protocol violations with no rows received in between.
-        self.broken_in_a_row = 0
+        self._broken_in_a_row = 0
         #: Event counters: lost connections, rollbacks by reason, broken protocol rules by name.
         self.counts: Counter[str] = Counter()
 
-    def take(self, connection: AsyncConnection, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Rows):
-                self.broken_in_a_row = 0
-                connection.held += event.counted
-                self._deliver(Delivery(event, connection))
-            elif isinstance(event, StreamFinished):
-                self.finished(event)
-            elif isinstance(event, StreamRefused):
-                self._refused(connection, event)
-            elif isinstance(event, RolledBack):
-                self._rolled_back(event)
-            elif isinstance(event, MapPushed):
-                self._topology.map_is_old = True
-                self._wake()
-            elif isinstance(event, StateAsked):
-                self._sessions[connection].confirm_state(event.vbucket)
-                connection.flush()
-                self._deliver(Delivery(event))
-            else:
-                self._note(event)
-                self._deliver(Delivery(event))
+    def on_events(self, connection: AsyncConnection, events: list[Event]) -> None:
+        """Applies the events of a session; an exception ends reading with that error."""
+        try:
+            for event in events:
+                if isinstance(event, Rows):
+                    self._broken_in_a_row = 0
+                    self._deliver(Delivery(event, connection))
+                elif isinstance(event, StreamFinished):
+                    self.finished(event)
+                elif isinstance(event, StreamRefused):
+                    self._refused(connection, event)
+                elif isinstance(event, RolledBack):
+                    self._rolled_back(event)
+                elif isinstance(event, MapPushed):
+                    self._topology.map_is_old = True
+                    self._wake()
+                elif isinstance(event, StateAsked):
+                    self._sessions[connection].confirm_state(event.vbucket)
+                    connection.flush()
+                    self._deliver(Delivery(event))
+                else:
+                    self._note(event)
+                    self._deliver(Delivery(event))
+        except Exception as fault:
+            self._fail(as_upriver_error(fault))
+
+    def on_lost(self, connection: AsyncConnection) -> None:
+        """Keeps the positions that its vbuckets have reached; their next streams begin there."""
+        try:
+            self._leave(connection)
+        except Exception as fault:
+            self._fail(as_upriver_error(fault))
+
+    def _leave(self, connection: AsyncConnection) -> None:
+        session = self._sessions.pop(connection)
+        self._nodes.forget(connection)
+        error = connection.lost
+        assert error is not None
+        self.counts["connections lost"] += 1
+        if isinstance(error, InternalError):
+            self._fail(error)
+        if isinstance(error, RemoteProtocolError):
+            self._broken_in_a_row += 1
+            rule = error.rule if isinstance(error, StreamRuleBroken) else "decoding"
+            self.counts[f"broken rule: {rule}"] += 1
+            if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
+                self._fail(error)
+        now = self._topology.clock()
+        pause = self._topology.backoff(connection.address).next_pause()
+        for vbucket in session.vbuckets:
+            reader = self._readers[vbucket]
+            reader.position = session.position(vbucket)
+            reader.leave(now, error)
+            reader.not_before = now + pause
+        self._warn(connection.address, "%s; trying again in %.2f s", error, pause)
+        self._topology.map_is_old = True
+        self._wake()
 
     def _note(self, event: Event) -> None:
         if isinstance(event, StreamOpened):

@@ -1,20 +1,24 @@
 """`Subscription`: the common base of the blocking and the asyncio client.
 
-It holds the options, the engine, the inbox and the checkpoint store. The two clients differ only in
-how they wait for deliveries. This module starts the engine on the running event loop. It does not
-know which thread runs that loop, nor how deliveries get from there to the application.
+It holds the options, the engine, the inbox and the checkpoint store. `_next_event` is the way to
+the next event for both clients: a generator that yields what it needs, such as the next delivery.
+The clients differ only in how they wait for that. This module starts the engine on the running
+event loop. It does not know which thread runs that loop, nor how deliveries get from there to the
+application.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, TypeAlias, Unpack
 
 from ...errors import ConfigError
+from ...session.consumer_events import Event
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
 from ..groups.cells import GroupStore
@@ -25,7 +29,24 @@ from ..topology.collection_names import SYSTEM_SCOPE, Collections
 from ..transport.access import Access
 from ..transport.connection_string import Address, Source
 from .engine import Engine
-from .inbox import Delivery, Inbox, Rollback
+from .inbox import Closed, Delivery, Finished, Inbox, Rollback
+
+#: Seconds between two looks whether the lease of a group's member was renewed.
+LEASE_TICK: Final = 0.05
+
+
+class Needs(Enum):
+    """What `Subscription._next_event` waits for."""
+
+    #: The next delivery, which is sent into the generator.
+    DELIVERY = "delivery"
+    #: A pause of `LEASE_TICK` seconds, until the lease may have been renewed.
+    PAUSE = "pause"
+
+
+#: What it needs in between (a `Revocation` is for ``on_revoked``), what it is sent, and the event;
+#: None at the end of reading.
+NextEvent: TypeAlias = Generator[Needs | Revocation, Delivery | None, Event | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +158,7 @@ class Subscription(ABC):
     def _new_inbox(self, engine: Engine) -> Inbox:
         topology = engine.topology
         return Inbox(
-            engine.positions if self._group is None else {},
+            engine.discovery.positions if self._group is None else {},
             self._settings,
             self._on_rollback,
             lambda: topology.collections.of_scope(SYSTEM_SCOPE),
@@ -166,6 +187,42 @@ class Subscription(ABC):
     @property
     def _inbox(self) -> Inbox:
         return self._in_use()[1]
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def _next_event(self, *, whole: bool) -> NextEvent:
+        """Takes the next event from the deliveries. With ``whole``, its rows count as read."""
+        inbox, group = self._inbox, self._group
+        while not (self._finished or self._closed):
+            if group is not None:
+                yield from self._give_up_revoked(group)
+            inbox.check()
+            if group is not None and not group.may_deliver:
+                yield Needs.PAUSE
+                continue
+            rest = inbox.rest() if whole else inbox.unread
+            if rest is not None:
+                return rest
+            inbox.done()
+            delivery = yield Needs.DELIVERY
+            assert delivery is not None
+            event = inbox.hand_out(delivery, whole=whole)
+            if isinstance(event, Finished):
+                self._finished = True
+            elif event is not None and not isinstance(event, Closed):
+                return event
+        return None
+
+    def _give_up_revoked(self, group: Membership) -> Generator[Revocation, None, None]:
+        """Gives up what the group takes away; yields what ``on_revoked`` is called with."""
+        for revocation in group.pending():
+            begun = group.begun(revocation)
+            try:
+                if begun.vbuckets and self._on_revoked is not None:
+                    yield begun
+            finally:
+                self._inbox.drop(revocation.vbuckets)
+                group.agree(revocation)
 
     # ---- position and status -------------------------------------------------------------
 

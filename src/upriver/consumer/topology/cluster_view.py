@@ -81,9 +81,9 @@ class Pause:
 
 
 #: Outcome of a visit: the results of its conversations, or the error.
-Outcome: TypeAlias = list[Any] | UpriverError
+VisitOutcome: TypeAlias = list[Any] | UpriverError
 #: Asks several nodes, by the map. A `Conversation` asks one.
-ClusterConversation: TypeAlias = Generator[list[Visit] | Pause, list[Outcome], _T]
+ClusterConversation: TypeAlias = Generator[list[Visit] | Pause, list[VisitOutcome], _T]
 
 
 class Topology:

@@ -19,9 +19,9 @@ from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network
 from .cluster_view import (
     ClusterConversation,
-    Outcome,
     Topology,
     Visit,
+    VisitOutcome,
     ask_owners,
     is_final,
     renew_map,
@@ -177,7 +177,7 @@ class Survey:
 
     def _ask_logs(
         self, by_node: Mapping[Address, list[int]], excused: Callable[[StatusError], bool]
-    ) -> ClusterConversation[list[Outcome]]:
+    ) -> ClusterConversation[list[VisitOutcome]]:
         """Asks nodes for failover logs; repeats on a DCP connection where access is denied."""
         while True:
             outcomes = yield [

@@ -15,14 +15,14 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from ... import _daemon
 from ...errors import ConnectionFailed, DecodeError, InternalError, UpriverError
 from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
-from ...session.consumer_events import Answered, Event
+from ...session.consumer_events import Answered, Event, Rows
 from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession
 from ...session.conversation import Compute, Conversation, Exchange, Pending, single
 from ...session.dcp_open import Opened, Opening, open_connection
@@ -63,11 +63,18 @@ _FEATURES: Final = (
 )
 
 
-class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection to a node.
+class ConnectionOwner(Protocol):
+    """What a connection that carries a session reports to; neither method raises."""
 
-    Its owner gets the session's events and a notice when the connection is lost (see `carry`).
-    """
+    def on_events(self, connection: AsyncConnection, events: list[Event]) -> None:
+        """The session has emitted events. The bytes of their rows count as held."""
+
+    def on_lost(self, connection: AsyncConnection) -> None:
+        """The connection was lost, for the reason in `AsyncConnection.lost`. Called once."""
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection to a node. It reports to an owner once it carries a session (`carry`)."""
 
     def __init__(
         self,
@@ -85,7 +92,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.features: frozenset[Feature | int] = frozenset()
         #: What the node granted when the connection was opened for streams.
         self.granted = Opened()
-        #: Bytes handed to the application and not yet returned with `give_back`.
+        #: Bytes of rows that were reported to the owner and not yet returned with `give_back`.
         self.held = 0
         #: Why the connection was lost or closed; None while it is open.
         self.lost: UpriverError | None = None
@@ -95,8 +102,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         compressed = (Feature.SNAPPY,) if settings.compression else ()
         self._offered = (*_FEATURES, *compressed) if features is None else tuple(features)
         self._session: ConsumerSession | None = None
-        self._on_events: Callable[[list[Event]], None] = lambda events: None
-        self._on_lost: Callable[[], None] = lambda: None
+        self._owner: ConnectionOwner | None = None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._framer = Framer()
@@ -200,17 +206,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._exchange.next_opaque = FIRST_OTHER_OPAQUE
         self._watch()
 
-    def carry(
-        self,
-        session: ConsumerSession,
-        on_events: Callable[[list[Event]], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        """Passes all received bytes to ``session`` from now on.
-
-        ``on_events`` gets its events; ``on_lost`` is called once if the connection is lost.
-        """
-        self._session, self._on_events, self._on_lost = session, on_events, on_lost
+    def carry(self, session: ConsumerSession, owner: ConnectionOwner) -> None:
+        """Passes all received bytes to ``session`` from now on, and its events to ``owner``."""
+        self._session, self._owner = session, owner
         session.feed(self._framer.take_pending())
 
     async def hand_over(
@@ -328,12 +326,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._reading and 2 * self.held < self._settings.buffer
 
     def leave(self, problem: UpriverError) -> None:
-        """Closes the connection because of a problem, and calls ``on_lost``."""
+        """Closes the connection because of a problem, and reports it as lost."""
         self._over(problem)
 
     def close(self) -> None:
-        """Closes the connection at the owner's request, without calling ``on_lost``."""
-        self._on_lost = lambda: None
+        """Closes the connection at the owner's request, without reporting it as lost."""
+        self._owner = None
         self._over(ConnectionFailed("is not connected any more", "connect again"))
 
     # ---- bytes ---------------------------------------------------------------------------
@@ -347,7 +345,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._early) if self._session is None else self._session.space()
+        return memoryview(self._early) if self._session is None else self._session.inbound.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_any = True
@@ -399,8 +397,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._exchange.received(event.response)
             else:
                 delivered.append(event)
-        if delivered:
-            self._on_events(delivered)
+                if isinstance(event, Rows):
+                    self.held += event.counted
+        if delivered and self._owner is not None:
+            self._owner.on_events(self, delivered)
         self._go_on()
         if session.broken is not None:
             self._over(session.broken)
@@ -475,4 +475,5 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self._exchange.fail(self.lost)
-        self._on_lost()
+        if self._owner is not None:
+            self._owner.on_lost(self)

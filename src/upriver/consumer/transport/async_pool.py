@@ -20,10 +20,10 @@ from ..reader_settings import DIALECTS, ConsumerSettings
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,
-    Outcome,
     Pause,
     Topology,
     Visit,
+    VisitOutcome,
 )
 from ..topology.questions import server_version
 from .access import Access
@@ -159,7 +159,7 @@ class AsyncNodes:
             result: _T = done.value
             return result
 
-    async def visit(self, visit: Visit) -> Outcome:
+    async def visit(self, visit: Visit) -> VisitOutcome:
         try:
             if visit.streaming:
                 return await (await self.connect(visit.address)).run_all(visit.talks)

@@ -19,19 +19,19 @@ from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
 from ...session.conversation import Conversation, Exchange, single
 from ...session.dcp_open import open_for_questions
 from ...wire.dialects import Dcp
+from ...wire.fast_stat_response import quick_statistic
 from ...wire.framing import Framer
 from ...wire.messages import Request, Response
 from ...wire.names import Feature
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,
-    Outcome,
     Pause,
     Topology,
     Visit,
+    VisitOutcome,
     with_earlier,
 )
-from ..writing.fast_responses import quick_statistic
 from .access import Access, introduction
 from .connect_errors import lost_connection, named, no_tls, reason_of, unreachable
 from .connection_string import Address, Source
@@ -278,7 +278,7 @@ class BlockingNodes:
     def connected(self) -> list[Address]:
         return [address for address, _ in self._idle]
 
-    def _visit(self, visit: Visit) -> Outcome:
+    def _visit(self, visit: Visit) -> VisitOutcome:
         connection: BlockingConnection | None = None
         try:
             connection = self.open(visit.address, streaming=visit.streaming)

@@ -1,4 +1,4 @@
-"""`FaultGuard`: reports exceptions of callbacks and background tasks to an error handler."""
+"""Errors of background work: they end reading, instead of being only logged by asyncio."""
 
 from __future__ import annotations
 
@@ -14,26 +14,19 @@ _P = ParamSpec("_P")
 _log = logging.getLogger(__name__)
 
 
-class FaultGuard:
-    """Runs callbacks and tasks, and passes every exception that they raise to ``fail``.
+def as_upriver_error(fault: Exception) -> UpriverError:
+    """Returns an `UpriverError` unchanged. Logs any other exception; it is an `InternalError`."""
+    if isinstance(fault, UpriverError):
+        return fault
+    _log.error("a fault of Upriver", exc_info=fault)
+    return InternalError(f"a fault of Upriver, please report it: {fault!r}")
 
-    Without it asyncio would only log such an exception. An exception that is not an `UpriverError`
-    is logged and passed on as `InternalError`.
-    """
+
+class FaultGuard:
+    """Runs tasks, and passes every exception that they raise to ``fail``."""
 
     def __init__(self, fail: Callable[[UpriverError], None]) -> None:
         self._fail = fail
-
-    def callback(self, act: Callable[_P, None]) -> Callable[_P, None]:
-        """Wraps a callback so that it never raises."""
-
-        def guarded(*args: _P.args, **options: _P.kwargs) -> None:
-            try:
-                act(*args, **options)
-            except Exception as fault:
-                self._failed(fault)
-
-        return guarded
 
     def task(
         self, work: Callable[_P, Coroutine[Any, Any, None]], *args: _P.args, **options: _P.kwargs
@@ -42,13 +35,6 @@ class FaultGuard:
             try:
                 await work(*args, **options)
             except Exception as fault:
-                self._failed(fault)
+                self._fail(as_upriver_error(fault))
 
         return asyncio.create_task(guarded())
-
-    def _failed(self, fault: Exception) -> None:
-        if isinstance(fault, UpriverError):
-            self._fail(fault)
-            return
-        _log.error("a fault of Upriver", exc_info=fault)
-        self._fail(InternalError(f"a fault of Upriver, please report it: {fault!r}"))

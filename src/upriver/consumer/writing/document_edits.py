@@ -87,7 +87,7 @@ class Ask(NamedTuple):
     datatype: int = 0
 
 
-class Outcome(Enum):
+class EditOutcome(Enum):
     """Result of an edit."""
 
     WRITTEN = auto()
@@ -96,7 +96,7 @@ class Outcome(Enum):
 
 
 #: Generator that yields requests and is sent the responses; it returns the result of the edit.
-Steps: TypeAlias = Generator[Ask, Response | None, Any]
+EditSteps: TypeAlias = Generator[Ask, Response | None, Any]
 
 
 class Edit(ABC):
@@ -135,13 +135,13 @@ class Edit(ABC):
         """
 
 
-class Conversation(Edit):
+class SteppedEdit(Edit):
     """An edit that may need several requests, driven by a generator."""
 
     __slots__ = ("_steps", "last_wins", "plan")
 
     def __init__(
-        self, key: bytes, collection: int, plan: Callable[[], Steps], *, last_wins: bool = False
+        self, key: bytes, collection: int, plan: Callable[[], EditSteps], *, last_wins: bool = False
     ) -> None:
         super().__init__(key, collection)
         self.last_wins = last_wins
@@ -202,24 +202,24 @@ def upsert(
 ) -> Edit:
     """Writes a document, unless the stored one is identical."""
     document = WantedDocument.checked(key, value, flags, expiry, json)
-    return Conversation(key, collection, partial(_upsert, document), last_wins=True)
+    return SteppedEdit(key, collection, partial(_upsert, document), last_wins=True)
 
 
-def _upsert(document: WantedDocument) -> Steps:
+def _upsert(document: WantedDocument) -> EditSteps:
     if (yield from document.is_there()).same:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     return written((yield store(Form.SET, *document[1:])), document.key)
 
 
 def removal(key: bytes, *, collection: int = 0) -> Edit:
     """Deletes a document; it may be missing already."""
-    return Conversation(key, collection, partial(_removal, key), last_wins=True)
+    return SteppedEdit(key, collection, partial(_removal, key), last_wins=True)
 
 
-def _removal(key: bytes) -> Steps:
+def _removal(key: bytes) -> EditSteps:
     answer = yield Ask(Form.DELETE)
     if answer is not None and answer.status is Status.NOT_FOUND:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     return written(answer, key)
 
 
@@ -239,48 +239,48 @@ def checked_upsert(
     wrote it, before a lost connection or in an earlier attempt of a Spark task.
     """
     document = WantedDocument.checked(key, value, flags, expiry, json)
-    return Conversation(key, collection, partial(_checked_upsert, document, cas))
+    return SteppedEdit(key, collection, partial(_checked_upsert, document, cas))
 
 
-def _checked_upsert(document: WantedDocument, cas: int) -> Steps:
+def _checked_upsert(document: WantedDocument, cas: int) -> EditSteps:
     form = Form.SET if cas else Form.ADD
     answer = yield store(form, *document[1:], cas=cas)
     if answer is None or answer.status not in (Status.EXISTS, Status.NOT_FOUND):
         return written(answer, document.key)
     found = yield from document.is_there()
     if found.same:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     raise _mismatch(document.key, expected=cas, found=found.cas)
 
 
 def checked_removal(key: bytes, *, cas: int, collection: int = 0) -> Edit:
     """Deletes a document only if it still has this CAS; it may be missing already."""
-    return Conversation(key, collection, partial(_checked_removal, key, cas))
+    return SteppedEdit(key, collection, partial(_checked_removal, key, cas))
 
 
-def _checked_removal(key: bytes, cas: int) -> Steps:
+def _checked_removal(key: bytes, cas: int) -> EditSteps:
     answer = yield Ask(Form.DELETE, cas=cas)
     if answer is not None and answer.status is Status.EXISTS:
         found = yield from get(key)
         if found is not None:
             raise _mismatch(key, expected=cas, found=found.cas)
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     if answer is not None and answer.status is Status.NOT_FOUND:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     return written(answer, key)
 
 
-def unless_dropped(edit: Conversation) -> Conversation:
+def unless_dropped(edit: SteppedEdit) -> SteppedEdit:
     """The edit, which does nothing if its collection was dropped."""
     plan = edit.plan
 
-    def steps() -> Steps:
+    def steps() -> EditSteps:
         try:
             return (yield from plan())
         except StatusError as problem:
             if problem.status is not Status.UNKNOWN_COLLECTION:
                 raise
-            return Outcome.UNCHANGED
+            return EditOutcome.UNCHANGED
 
     edit.plan = steps
     edit.begin()
@@ -361,10 +361,10 @@ def get_meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | No
     raise refused(key, answer)
 
 
-def written(answer: Response | None, key: bytes) -> Outcome:
+def written(answer: Response | None, key: bytes) -> EditOutcome:
     if answer is not None and answer.status is not Status.SUCCESS:
         raise refused(key, answer)
-    return Outcome.WRITTEN  # some servers answer although the request is quiet
+    return EditOutcome.WRITTEN  # some servers answer although the request is quiet
 
 
 # ---- refusals ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fast decoding of the most frequent responses: a document, its metadata, a statistic.
+"""Fast decoding of the responses to quiet reads: a document, its metadata.
 
 It decodes ordinary packets of these kinds directly. For every other packet it returns None, and the
 caller decodes it with the dialect. The results must always equal those of the dialect.
@@ -11,9 +11,7 @@ from typing import Final
 
 from ...model import Datatype
 from ...wire import kv_messages as kv
-from ...wire.dialects import Dcp
 from ...wire.header import HEADER_SIZE, RESPONSE, parse_header
-from ...wire.limits import MAX_KEY
 from ...wire.names import Command
 from .document_edits import Form
 
@@ -32,8 +30,6 @@ _META = struct.Struct(
 #: The datatypes by number: constructing a `Datatype` costs more than the rest of the decoding.
 _DATATYPES: Final = (Datatype.RAW, Datatype.JSON)
 _VALUE_AT: Final = HEADER_SIZE + _FLAGS.size
-#: Header of every statistics response, except for its lengths and its opaque.
-_STATISTIC: Final = Dcp().encode(kv.StatResponse())
 
 
 def quick_answer(packet: bytes) -> kv.DocumentResponse | kv.MetaResponse | None:
@@ -65,15 +61,3 @@ def quick_answer(packet: bytes) -> kv.DocumentResponse | kv.MetaResponse | None:
             cas=cas,
         )
     return None
-
-
-def quick_statistic(packet: bytes) -> kv.StatResponse | None:
-    """Decodes a statistics response; None for other packets."""
-    if packet[:2] != _STATISTIC[:2] or packet[4:8] != _STATISTIC[4:8]:
-        return None
-    body, length = packet[HEADER_SIZE:], int.from_bytes(packet[2:4])
-    if length > min(len(body), MAX_KEY) or not body.isascii():
-        return None
-    return kv.StatResponse(
-        opaque=int.from_bytes(packet[12:16]), key=body[:length].decode(), value=body[length:]
-    )

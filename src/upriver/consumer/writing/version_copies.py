@@ -10,11 +10,11 @@ from ...errors import Status, StatusError
 from ...wire.names import WithMetaOption
 from .document_edits import (
     Ask,
-    Conversation,
     Edit,
+    EditOutcome,
+    EditSteps,
     Form,
-    Outcome,
-    Steps,
+    SteppedEdit,
     WantedDocument,
     get,
     get_meta,
@@ -52,7 +52,7 @@ def copied(
     flags: int = 0,
     expiry: int = 0,
     json: bool = False,
-) -> Conversation:
+) -> SteppedEdit:
     """Writes a version with the CAS and revision of its source, unless a newer version exists.
 
     With ``restores`` it also replaces a newer version, which the source has lost by a rollback;
@@ -60,11 +60,11 @@ def copied(
     """
     document = WantedDocument.checked(key, value, flags, expiry, json)
     if restores:
-        return Conversation(key, collection, partial(_restored, document, cas, rev))
-    return Conversation(key, collection, partial(_copied, document, cas, rev, overwrite))
+        return SteppedEdit(key, collection, partial(_restored, document, cas, rev))
+    return SteppedEdit(key, collection, partial(_copied, document, cas, rev, overwrite))
 
 
-def _copied(document: WantedDocument, cas: int, rev: int, overwrite: bool) -> Steps:
+def _copied(document: WantedDocument, cas: int, rev: int, overwrite: bool) -> EditSteps:
     extras = _WITH_META.pack(document.flags, document.expiry, rev, cas)
     answer = yield Ask(Form.SET_META, extras, document.value, 0, document.datatype)
     if answer is None or answer.status is not Status.EXISTS:
@@ -79,16 +79,16 @@ def _copied(document: WantedDocument, cas: int, rev: int, overwrite: bool) -> St
                 context="the bucket has another document with the same CAS and revision; to "
                 "change a document that was read from it, write it without these columns",
             )
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     if overwrite:
         return (yield from _restored(document, cas, rev))
-    return Outcome.UNCHANGED
+    return EditOutcome.UNCHANGED
 
 
-def _restored(document: WantedDocument, cas: int, rev: int) -> Steps:
+def _restored(document: WantedDocument, cas: int, rev: int) -> EditSteps:
     meta = yield from get_meta(document.key)
     if meta is not None and (meta.cas, meta.rev) == (cas, rev) and not meta.deleted:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     extras = _WITH_META.pack(document.flags, document.expiry, rev, cas) + _ALWAYS
     answer = yield Ask(Form.SET_META, extras, document.value, 0, document.datatype)
     return written(answer, document.key)
@@ -102,13 +102,13 @@ def copied_removal(
     collection: int = 0,
     expired: bool = False,
     overwrite: bool = False,
-) -> Conversation:
+) -> SteppedEdit:
     """As `copied`, for the tombstone of a document that was deleted or expired at its source."""
     steps = partial(_copied_removal, key, cas, rev, expired, overwrite)
-    return Conversation(key, collection, steps)
+    return SteppedEdit(key, collection, steps)
 
 
-def _copied_removal(key: bytes, cas: int, rev: int, expired: bool, overwrite: bool) -> Steps:
+def _copied_removal(key: bytes, cas: int, rev: int, expired: bool, overwrite: bool) -> EditSteps:
     # Servers compare the time of a deletion when they compare versions. So it must not depend on
     # when this client writes the tombstone. It is derived from the CAS, which is a time.
     extras = _WITH_META.pack(0, min(cas // _NANOSECONDS, _U32_MAX), rev, cas)
@@ -120,7 +120,7 @@ def _copied_removal(key: bytes, cas: int, rev: int, expired: bool, overwrite: bo
             forced = _OPTIONS.pack(option | WithMetaOption.SKIP_CONFLICT_RESOLUTION)
             answer = yield Ask(Form.DELETE_META, extras + forced)
     if answer is not None and answer.status in (Status.EXISTS, Status.NOT_FOUND):
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     return written(answer, key)
 
 
@@ -130,14 +130,14 @@ def restored_removal(key: bytes, *, now: int, collection: int = 0) -> Edit:
     Its tombstone is older than any version that the source may create later, which a plain deletion
     would not be: its revision would be higher than that of a document that is new at the source.
     """
-    return Conversation(key, collection, partial(_restored_removal, key, now))
+    return SteppedEdit(key, collection, partial(_restored_removal, key, now))
 
 
-def _restored_removal(key: bytes, now: int) -> Steps:
+def _restored_removal(key: bytes, now: int) -> EditSteps:
     meta = yield from get_meta(key)
     if meta is None or meta.deleted:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     answer = yield Ask(Form.DELETE_META, _WITH_META.pack(0, now, _OLDEST, _OLDEST) + _ALWAYS)
     if answer is not None and answer.status is Status.NOT_FOUND:
-        return Outcome.UNCHANGED
+        return EditOutcome.UNCHANGED
     return written(answer, key)

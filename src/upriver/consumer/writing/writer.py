@@ -41,7 +41,7 @@ from ..transport.blocking_connection import (
     BlockingNodes,
 )
 from ..transport.connection_string import Address, Source
-from .document_edits import Edit, Outcome, shown_key
+from .document_edits import Edit, EditOutcome, shown_key
 from .edit_pipeline import EditPipeline
 
 _log = logging.getLogger(__name__)
@@ -201,9 +201,9 @@ class Writer:
         before = self.counts.written + self.counts.unchanged
         for edit in edits:
             self._busy.discard(edit.name)
-            if edit.result is Outcome.WRITTEN:
+            if edit.result is EditOutcome.WRITTEN:
                 self.counts.written += 1
-            elif edit.result is Outcome.UNCHANGED:
+            elif edit.result is EditOutcome.UNCHANGED:
                 self.counts.unchanged += 1
             if edit.since is not None:
                 self._backoff.reset()

@@ -61,7 +61,7 @@ class Failure:
     user: str = ""
 
 
-Outcome: TypeAlias = Continue | Success | Failure
+SaslOutcome: TypeAlias = Continue | Success | Failure
 
 
 def mechanisms(*, tls: bool, plain_without_tls: bool = False) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class SaslExchange:
         self._nonce = nonce
         self._scram: _Scram | None = None
 
-    def start(self, mechanism: str, payload: bytes) -> Outcome:
+    def start(self, mechanism: str, payload: bytes) -> SaslOutcome:
         """Starts a mechanism with the client's first message."""
         self._scram = None
         if mechanism not in self._offered:
@@ -105,7 +105,7 @@ class SaslExchange:
             return Failure(str(problem))
         return Continue(self._scram.server_first.encode())
 
-    def step(self, payload: bytes) -> Outcome:
+    def step(self, payload: bytes) -> SaslOutcome:
         """Handles the client's answer to the challenge. There is at most one challenge."""
         scram, self._scram = self._scram, None
         if scram is None:
@@ -117,7 +117,7 @@ class SaslExchange:
 
     # ---- PLAIN ---------------------------------------------------------------------------
 
-    def _plain(self, payload: bytes) -> Outcome:
+    def _plain(self, payload: bytes) -> SaslOutcome:
         parts = _text(payload).split("\0")
         if len(parts) != 3:
             raise _Malformed("not three parts with NUL between")
@@ -159,7 +159,7 @@ class SaslExchange:
             nonce=nonce + self._nonce(),
         )
 
-    def _scram_final(self, scram: _Scram, payload: bytes) -> Outcome:
+    def _scram_final(self, scram: _Scram, payload: bytes) -> SaslOutcome:
         """Parses ``c=HEADER,r=NONCE,p=PROOF`` and checks the proof."""
         without_proof, comma, proof = _text(payload).rpartition(",p=")
         fields = without_proof.split(",")

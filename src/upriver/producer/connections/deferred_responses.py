@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ...errors import Status, StoreError, StoreRefusal
-from ...store import Applied, Bucket, Change, Outcome
+from ...store import Applied, Bucket, ChangeRequest, Outcome
 from ...wire import messages as m
 from ...wire.dialects import Dialect
 from ...wire.frameinfo import Durability
@@ -88,7 +88,7 @@ class DeferredResponses:
         self._parts: Iterator[bytes] | None = None
         #: Collected writes that are not submitted yet, and how to answer each: by a function, or
         #: from the packet of a plain SET.
-        self._writes: list[tuple[Change, _Respond | bytes]] = []
+        self._writes: list[tuple[ChangeRequest, _Respond | bytes]] = []
         #: Bytes of their packets, and when the first of them arrived.
         self._size = 0
         self._arrived = 0.0
@@ -120,7 +120,7 @@ class DeferredResponses:
 
     # ---- writes --------------------------------------------------------------------------
 
-    def gather(self, change: Change, respond: _Respond | bytes, size: int) -> None:
+    def gather(self, change: ChangeRequest, respond: _Respond | bytes, size: int) -> None:
         """Collects a write, whose packet has that size, for the next group."""
         if not self._writes:
             self._arrived = self._owner.received_at
@@ -149,7 +149,7 @@ class DeferredResponses:
 
     def _committed(
         self,
-        writes: list[tuple[Change, _Respond | bytes]],
+        writes: list[tuple[ChangeRequest, _Respond | bytes]],
         arrived: float,
         future: Future[list[Outcome]],
     ) -> None:
@@ -169,7 +169,7 @@ class DeferredResponses:
         self._send_in_parts(self._written(writes, outcomes))
 
     def _written(
-        self, writes: list[tuple[Change, _Respond | bytes]], outcomes: _Outcomes
+        self, writes: list[tuple[ChangeRequest, _Respond | bytes]], outcomes: _Outcomes
     ) -> Iterator[bytes]:
         """Yields the responses to a group of writes."""
         for first in range(0, len(writes), _ANSWERED_AT_ONCE):

@@ -28,7 +28,7 @@ from ...session.consumer_events import (
 from ...store import (
     BeginSnapshot,
     Bucket,
-    Change,
+    ChangeRequest,
     EndSnapshot,
     Replicate,
     ReplicateAbort,
@@ -65,7 +65,7 @@ class ReplicaWriter:
         self._bucket = bucket
         #: The snapshot last passed to the store, for each vbucket with a stream.
         self._snapshots: dict[int, Snapshot] = {}
-        self._changes: list[Change] = []
+        self._changes: list[ChangeRequest] = []
         self._refused: dict[int, StoreRefusal] = {}
 
     def write(self, events: Iterable[Event], takeovers: frozenset[int]) -> dict[int, StoreRefusal]:
@@ -76,7 +76,7 @@ class ReplicaWriter:
         self._refused = {}
         #: Changes that are not in row batches: system events and durable writes, by vbucket and
         #: seqno. The rows that follow show which snapshot each belongs to.
-        happened: dict[tuple[int, int], Change] = {}
+        happened: dict[tuple[int, int], ChangeRequest] = {}
         for event in events:
             if isinstance(event, Rows):
                 self._rows(event, happened)
@@ -96,7 +96,7 @@ class ReplicaWriter:
 
     # ---- rows ----------------------------------------------------------------------------
 
-    def _rows(self, rows: Rows, happened: dict[tuple[int, int], Change]) -> None:
+    def _rows(self, rows: Rows, happened: dict[tuple[int, int], ChangeRequest]) -> None:
         frames = _frames(rows.batch)
         at = 0
         for step in rows.steps:
@@ -176,7 +176,7 @@ class ReplicaWriter:
         self._bucket.set_state(vbucket, state, transfer=True)
 
 
-def _sync_write(event: SyncWrite) -> tuple[int, Change]:
+def _sync_write(event: SyncWrite) -> tuple[int, ChangeRequest]:
     """Returns the seqno of a durable-write message, and the change that it makes."""
     vbucket, message = event.vbucket, event.write
     key = document_key(message.key, message.collection or 0)

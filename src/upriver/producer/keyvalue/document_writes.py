@@ -14,7 +14,7 @@ from ...store import (
     AddDocument,
     AppendToDocument,
     Applied,
-    Change,
+    ChangeRequest,
     Counter,
     DeleteDocument,
     PrependToDocument,
@@ -69,7 +69,7 @@ def _store(
 def _store_keeping_expiry(
     call: Call, request: kv.Set | kv.Replace, change: SetDocument | ReplaceDocument
 ) -> Responses:
-    def attempt() -> Change:
+    def attempt() -> ChangeRequest:
         there = live_record(call, change.vbucket, change.key)
         if there is not None:
             return change._replace(expiry=there.time, cas=change.cas or there.cas)
@@ -237,7 +237,7 @@ def live_record(call: Call, vbucket: int, key: bytes) -> StoredRecord | None:
     return None if gone else record
 
 
-def write_over(call: Call, attempt: Callable[[], Change], *, retry: bool) -> Applied:
+def write_over(call: Call, attempt: Callable[[], ChangeRequest], *, retry: bool) -> Applied:
     """Makes a change that depends on the current document; with ``retry``, again if that changed.
 
     ``attempt`` reads the document and returns a change. The store refuses the change if another

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from ...errors import Status, StoreRefusal
-from ...store import Applied, Change, ClientWrite, PrepareWrite
+from ...store import Applied, ChangeRequest, ClientWrite, PrepareWrite
 from ...wire.enum_codes import DURABILITY_LEVELS
 from ...wire.frameinfo import Durability
 from ...wire.messages import Request
@@ -153,7 +153,7 @@ class PreparedWrite:
     #: The result of the prepare, once the store has written it.
     prepared: Applied | None = None
 
-    def wrap(self, change: Change) -> PrepareWrite:
+    def wrap(self, change: ChangeRequest) -> PrepareWrite:
         """Returns the prepare for the change that a client asked for."""
         return PrepareWrite(change.vbucket, cast("ClientWrite", change), self.level)
 

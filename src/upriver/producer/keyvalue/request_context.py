@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...errors import Status, StoreError, StoreRefusal
 from ...model import Datatype
-from ...store import Applied, Bucket, Change, document_key
+from ...store import Applied, Bucket, ChangeRequest, document_key
 from ...wire import kv_messages as kv
 from ...wire.dialects.dcp import Dcp
 from ...wire.messages import PlainResponse, Request
@@ -88,7 +88,7 @@ class Call:
     #: Set if the write must be durable: the change is prepared now and committed later.
     durable: PreparedWrite | None = None
 
-    def write(self, change: Change) -> Applied:
+    def write(self, change: ChangeRequest) -> Applied:
         """Makes or prepares a change. Waits for the commit, so it must run in a thread."""
         if self.durable is None:
             return self.bucket.write(change)

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...errors import StoreError
-from ...store import Applied, Change
+from ...store import Applied, ChangeRequest
 from ...wire.messages import Response
 
 #: The responses to send, in order. Empty for a quiet request without anything to report.
@@ -36,7 +36,7 @@ class Write(NamedTuple):
     ``respond`` is called with the result of the change, or with the error of its whole group.
     """
 
-    change: Change
+    change: ChangeRequest
     respond: Callable[[Applied | StoreError], Responses]
 
 

@@ -31,11 +31,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ...consumer.writing.document_edits import (
-    Conversation,
     Edit,
+    EditOutcome,
+    EditSteps,
     Form,
-    Outcome,
-    Steps,
+    SteppedEdit,
     get,
     refused,
     store,
@@ -201,11 +201,11 @@ def _fence(query: str) -> Edit:
     """Reads the fence: the last batch of a query that was completely written, or -1."""
     key = FENCE_PREFIX + query.encode()
 
-    def steps() -> Steps:
+    def steps() -> EditSteps:
         found = yield from get(key)
         return -1 if found is None else _batch_of(key, found.value)
 
-    return Conversation(key, 0, steps)
+    return SteppedEdit(key, 0, steps)
 
 
 def _raised_fence(query: str, batch: int) -> Edit:
@@ -213,19 +213,19 @@ def _raised_fence(query: str, batch: int) -> Edit:
     key = FENCE_PREFIX + query.encode()
     value = json.dumps({"batch": batch}).encode()
 
-    def steps() -> Steps:
+    def steps() -> EditSteps:
         while True:
             found = yield from get(key)
             if found is not None and _batch_of(key, found.value) >= batch:
-                return Outcome.UNCHANGED
+                return EditOutcome.UNCHANGED
             form, cas = (Form.ADD, 0) if found is None else (Form.SET, found.cas)
             answer = yield store(form, value, cas=cas)
             if answer is None or answer.status is Status.SUCCESS:
-                return Outcome.WRITTEN
+                return EditOutcome.WRITTEN
             if answer.status not in (Status.EXISTS, Status.NOT_FOUND):
                 raise refused(key, answer)
 
-    return Conversation(key, 0, steps)
+    return SteppedEdit(key, 0, steps)
 
 
 def _batch_of(key: bytes, value: bytes) -> int:

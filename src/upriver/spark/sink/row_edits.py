@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from ...consumer.writing.document_edits import (
-    Conversation,
     Edit,
+    SteppedEdit,
     checked_removal,
     checked_upsert,
     removal,
@@ -180,7 +180,7 @@ class Edits:
             )
         return self._removing(key, cas, place)
 
-    def _passing(self, edit: Conversation) -> Edit:
+    def _passing(self, edit: SteppedEdit) -> Edit:
         return unless_dropped(edit) if self._skips_dropped else edit
 
     def _writing(self, key: bytes, value: bytes, cas: int, rev: int, details: Any) -> Edit:

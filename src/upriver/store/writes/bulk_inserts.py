@@ -16,7 +16,7 @@ from ...model import Datatype
 from ...wire.canonical import mutation
 from ...wire.limits import MAX_PREFIXED_KEY
 from ..rocksdb_layout import RecordKind, pack_record, seqno_key, vbucket_key
-from .change_requests import Applied, Change, Outcome, SetDocument
+from .change_requests import Applied, ChangeRequest, Outcome, SetDocument
 from .write_group import UNCHANGED, WriteGroup
 
 _MAX_FLAGS: Final = 0xFFFFFFFF
@@ -30,8 +30,8 @@ _new_tuple = tuple.__new__
 
 
 def insert_plain(
-    group: WriteGroup, changes: Sequence[Change], outcomes: list[Outcome]
-) -> Iterator[Change]:
+    group: WriteGroup, changes: Sequence[ChangeRequest], outcomes: list[Outcome]
+) -> Iterator[ChangeRequest]:
     """Writes the plain inserts among ``changes``, and yields every other change in order.
 
     The caller must append the outcome of a yielded change to ``outcomes`` before the next one.
@@ -102,8 +102,8 @@ def insert_plain(
 
 
 def _looked_up(
-    group: WriteGroup, changes: Sequence[Change]
-) -> Iterable[tuple[Change, bytes, bytes | None]]:
+    group: WriteGroup, changes: Sequence[ChangeRequest]
+) -> Iterable[tuple[ChangeRequest, bytes, bytes | None]]:
     """Pairs each change with its path and stored record, if they were looked up at once."""
     if len(changes) >= _MANY:
         known = len(group.vbuckets)  # other vbuckets are refused before the record is used

@@ -231,7 +231,7 @@ class EndSnapshot(NamedTuple):
     vbucket: int
 
 
-Change = (
+ChangeRequest = (
     ClientWrite
     | Expire
     | PrepareWrite

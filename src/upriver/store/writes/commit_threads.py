@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from ...errors import StoreError
-from .change_requests import Change, Outcome
+from .change_requests import ChangeRequest, Outcome
 
 logger = logging.getLogger("upriver.store")
 
-_Submission = tuple[Sequence[Change], "Future[list[Outcome]]"]
+_Submission = tuple[Sequence[ChangeRequest], "Future[list[Outcome]]"]
 
 
 class GroupWriter:
@@ -27,7 +27,11 @@ class GroupWriter:
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Change]], list[Outcome]], *, name: str, max_changes: int
+        self,
+        commit: Callable[[Sequence[ChangeRequest]], list[Outcome]],
+        *,
+        name: str,
+        max_changes: int,
     ) -> None:
         self._commit = commit
         self._max_changes = max_changes
@@ -35,7 +39,7 @@ class GroupWriter:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, changes: Sequence[Change]) -> Future[list[Outcome]]:
+    def submit(self, changes: Sequence[ChangeRequest]) -> Future[list[Outcome]]:
         """Queues changes. When they are committed, the future has one outcome for each."""
         future: Future[list[Outcome]] = Future()
         self._submitted.put((changes, future))

@@ -40,7 +40,7 @@ _SNAPPY: Final = int(Datatype.SNAPPY)
 _JSON: Final = int(Datatype.JSON)
 
 
-def apply_all(group: WriteGroup, changes: Sequence[c.Change]) -> list[c.Outcome]:
+def apply_all(group: WriteGroup, changes: Sequence[c.ChangeRequest]) -> list[c.Outcome]:
     """Adds changes to the group. Returns one outcome for each; a refusal is an outcome."""
     outcomes: list[c.Outcome] = []
     for change in insert_plain(group, changes, outcomes):

@@ -15,7 +15,7 @@ from ...wire import canonical, stored_prepares
 from ...wire import messages as m
 from ...wire.dialects.dcp import Dcp
 from ...wire.header import REQUEST
-from ..manifest import Event
+from ..manifest import ManifestEvent
 from ..rocksdb_layout import (
     RecordKind,
     StoredRecord,
@@ -41,7 +41,7 @@ _SEQNO = struct.Struct(">Q")
 _SEQNO_AT: Final = 24
 
 
-def encode(event: Event, vbucket: int, seqno: int) -> bytes:
+def encode(event: ManifestEvent, vbucket: int, seqno: int) -> bytes:
     """Returns the stored frame of an event.
 
     Each event is stored once per vbucket, so only vbucket and seqno are packed into a template.
@@ -53,7 +53,7 @@ def encode(event: Event, vbucket: int, seqno: int) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _template(event: Event) -> bytes:
+def _template(event: ManifestEvent) -> bytes:
     return _DIALECT.encode(event.message)
 
 
@@ -71,7 +71,7 @@ def is_canonical(frame: bytes, vbucket: int) -> bool:
     )
 
 
-def decode(frame: bytes) -> Event:
+def decode(frame: bytes) -> ManifestEvent:
     """Decodes the frame of an event, stored or replicated."""
     try:
         message = _DIALECT.decode(frame)
@@ -80,11 +80,11 @@ def decode(frame: bytes) -> Event:
     if isinstance(
         message, m.CollectionCreated | m.CollectionDropped | m.ScopeCreated | m.ScopeDropped
     ):
-        return Event(message)
+        return ManifestEvent(message)
     raise StoreRefusal(Status.NOT_SUPPORTED, f"{message} is no event that can be stored")
 
 
-def key_of(vbucket: int, event: Event) -> bytes:
+def key_of(vbucket: int, event: ManifestEvent) -> bytes:
     """Returns the path of an event in the column family ``keys``."""
     if event.collection is not None:
         return event_key(vbucket, collection=event.collection)

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import Status, StoreDamaged, StoreRefusal
 from ...model import VBucketState
 from ...wire.stored_prepares import parse_prepare
-from ..manifest import Event, Manifest
+from ..manifest import Manifest, ManifestEvent
 from ..rocksdb import Batch, Database
 from ..rocksdb_layout import (
     NO_COLLECTION,
@@ -279,7 +279,7 @@ class WriteGroup:
 
     # ---- events, erasure, clearing -------------------------------------------------------
 
-    def event(self, vbucket: int, event: Event, *, seqno: int | None = None) -> int:
+    def event(self, vbucket: int, event: ManifestEvent, *, seqno: int | None = None) -> int:
         """Stores a system event at ``seqno``, or at the vbucket's next seqno. Returns the seqno."""
         progress = self.open(vbucket)
         seqno = progress.high + 1 if seqno is None else seqno

@@ -25,7 +25,7 @@ from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings, Store
 from ...store.bucket_environment import Platform
-from ...store.writes.change_requests import Change, Outcome
+from ...store.writes.change_requests import ChangeRequest, Outcome
 from ...store.writes.commit_threads import GroupWriter, Ticker
 from .disk import SimulatedDisk
 from .scheduler import Process
@@ -219,17 +219,17 @@ class _LoopWriter(GroupWriter):
         self,
         process: Process,
         disk: SimulatedDisk,
-        commit: Callable[[Sequence[Change]], list[Outcome]],
+        commit: Callable[[Sequence[ChangeRequest]], list[Outcome]],
         max_changes: int,
     ) -> None:
         self._process = process
         self._disk = disk
         self._commit = commit
         self._most = max_changes
-        self._waiting: list[tuple[Sequence[Change], Future[list[Outcome]]]] = []
+        self._waiting: list[tuple[Sequence[ChangeRequest], Future[list[Outcome]]]] = []
         self._scheduled = False
 
-    def submit(self, changes: Sequence[Change]) -> Future[list[Outcome]]:
+    def submit(self, changes: Sequence[ChangeRequest]) -> Future[list[Outcome]]:
         future = _LoopFuture(self)
         self._waiting.append((changes, future))
         if not self._scheduled:

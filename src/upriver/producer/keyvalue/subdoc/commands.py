@@ -14,7 +14,7 @@ from typing import Any, Final
 from ....errors import Status, StoreRefusal
 from ....escaping import quoted
 from ....model import Datatype
-from ....store import Applied, Change, DeleteDocument, EditDocument
+from ....store import Applied, ChangeRequest, DeleteDocument, EditDocument
 from ....wire import canonical
 from ....wire import kv_messages as kv
 from ....wire.canonical import CanonicalChange
@@ -239,7 +239,7 @@ class _Mutation:
             call.locks.release(request.vbucket, self.key, request.cas)
         return (self.response(done),)
 
-    def attempt(self) -> Change:
+    def attempt(self) -> ChangeRequest:
         """Reads the document and returns the change to make."""
         call, request = self.call, self.request
         cas = call.locks.condition(request.vbucket, self.key, request.cas)
@@ -313,7 +313,7 @@ class _Mutation:
         self.results.append(b"")
         draft.bury()
 
-    def change(self, draft: Draft, found: CanonicalChange | None, deletes: bool) -> Change:
+    def change(self, draft: Draft, found: CanonicalChange | None, deletes: bool) -> ChangeRequest:
         request = self.request
         deleted = (self.deleted and not self.flags & SubdocFlag.REVIVE) or deletes
         parts = draft.remains if deleted else draft.parts

@@ -19,8 +19,8 @@ from ....errors import Status, StoreRefusal
 from ....wire.json_text import DECODER
 
 #: The name of a member, or the index of an element, with -1 for the last.
-Part = str | int
-Path = tuple[Part, ...]
+PathPart = str | int
+Path = tuple[PathPart, ...]
 
 #: Levels of a path, and of a document that an edit creates. Couchbase Server refuses deeper ones,
 #: and its clients rely on that.
@@ -55,7 +55,7 @@ def parse_path(raw: bytes) -> Path:
         text = raw.decode()
     except UnicodeDecodeError:
         raise StoreRefusal(Status.SUBDOC_PATH_INVALID, "the path is not UTF-8") from None
-    parts: list[Part] = []
+    parts: list[PathPart] = []
     at = 0
     while at < len(text):
         match = _PART.match(text, at)
@@ -123,7 +123,7 @@ def entries(text: str, at: int) -> Iterator[Entry]:
         at = start_of(text, _after(text, at, ","))
 
 
-def child(text: str, at: int, part: Part) -> Entry | None:
+def child(text: str, at: int, part: PathPart) -> Entry | None:
     """Returns the entry that a part of a path selects in the container at an offset."""
     if isinstance(part, str):
         if text[at] != "{":
