@@ -174,7 +174,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(lane_of(place))
         item.add_marker(pytest.mark.xdist_group(group_of(place, item.name)))
     wanted = config.getoption("--extended")
-    chosen, others = [], []
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         is_extended = item.get_closest_marker("extended") is not None
         (chosen if is_extended == wanted else others).append(item)
