@@ -63,6 +63,12 @@ OPCODE_NAMES: Final = {
 }
 
 
+def opaque_of(packet: bytes) -> int:
+    """The request id in the header of a whole packet."""
+    opaque: int = HEADER.unpack_from(packet)[1]
+    return opaque
+
+
 def _body(
     command: C,
     opcode: int,
