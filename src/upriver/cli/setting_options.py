@@ -21,13 +21,12 @@ from ..errors import ConfigError
 from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTION, named
 from ..settings.setting import Given, Setting, ValueKind
 from ..settings.vbucket_list import parse_vbuckets
+from ..wire.names import DIALECT_NAMES
 
 _log = logging.getLogger("upriver.cli")
 
 _Command = Callable[..., Any]
 
-#: The dialects of the consumer, which is not imported to show help.
-DIALECTS: Final = ("auto", "dcp", "002", "001", "000")
 #: The most bytes of a configuration file.
 _MAX_CONFIG: Final = 1024 * 1024
 _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -223,6 +222,13 @@ def vbuckets_option(*flags: str) -> Callable[[_Command], _Command]:
     return click.option(
         setting.flag, *flags, metavar="LIST", callback=parsed, help="Only these, such as 0-15,17."
     )
+
+
+def dialect_option(command: _Command) -> _Command:
+    """Adds --dialect."""
+    return click.option(
+        "--dialect", type=click.Choice(DIALECT_NAMES), default="auto", help="The draft to speak."
+    )(command)
 
 
 # ---- Spark, and a file with options ------------------------------------------------------

@@ -13,24 +13,16 @@ from typing import Final, Literal, TypedDict
 from .. import _entropy
 from ..errors import ConfigError
 from ..session.stream_position import Position
-from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from ..wire.dialects.by_name import DIALECTS
+from ..wire.names import DIALECT_NAMES, DialectName
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore
 
-DialectName = Literal["auto", "dcp", "001", "000", "002"]
 #: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position
 #: for each vbucket (vbuckets that are not named start at the beginning).
 Start = Literal["beginning", "now"] | Checkpoint | Mapping[int, Position]
 #: Where to end: never, at the high seqnos of when reading started, or at a seqno for each vbucket
 #: (vbuckets that are not named are not read).
 End = Literal["never", "now"] | Mapping[int, int]
-
-#: The dialects by name, in the order in which "auto" tries them.
-DIALECTS: Final[Mapping[str, type[Dialect]]] = {
-    "dcp": Dcp,
-    "001": Draft001,
-    "000": Draft000,
-    "002": Draft002,
-}
 
 #: Flow-control window for each node: enough for a fast consumer, small enough for many nodes.
 DEFAULT_BUFFER: Final = 16 * 1024 * 1024
@@ -123,9 +115,9 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         if self.scope and self.collections:
             raise ConfigError("collections and a scope contradict each other: give one of them")
-        if self.dialect not in ("auto", *DIALECTS):
-            known = ", ".join(("auto", *DIALECTS))
-            raise ConfigError(f"there is no dialect {self.dialect!r}; there are {known}")
+        if self.dialect not in DIALECT_NAMES:
+            known = ", ".join(DIALECT_NAMES)
+            raise ConfigError(f"dialect is {self.dialect!r}; give one of {known}")
         if not _SMALLEST_BUFFER <= self.buffer <= _LARGEST_BUFFER:
             raise ConfigError(f"a buffer has {_SMALLEST_BUFFER} to {_LARGEST_BUFFER} bytes")
         if self.noop_interval < _SHORTEST_INTERVAL:
@@ -149,7 +141,8 @@ class ConsumerSettings:
             raise ConfigError(f"a connection's name has at most {_MAX_NAME} bytes")
         if self.vbuckets is not None and not self.vbuckets:
             raise ConfigError("there is no vbucket to read")
-        if self.dialect not in ("auto", "dcp") and self.needs_dcp:
+        kind = DIALECTS.get(self.dialect)
+        if kind is not None and not kind.negotiates and self.needs_dcp:
             raise ConfigError(
                 f"draft {self.dialect} has no collections, no xattrs and no durable writes, and "
                 "always sends values"

@@ -230,6 +230,7 @@ class Draft002:
     acknowledges_state: ClassVar[bool] = False
     has_flush: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False
+    sends_nru: ClassVar[bool] = False
     collections: ClassVar[bool] = False
 
     def decode(self, packet: bytes) -> m.Message:
