@@ -213,10 +213,11 @@ def test_a_file_with_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 1", "'prot' is no option of serve; there are advertise, bucket, "),
-        ("config = 'x'", "'config' is no option of serve"),
-        ("port = [1]", "'port' must be a text, a whole number or a boolean"),
-        ("port = ", "is no TOML"),
+        ("prot = 1", "prot is not an option of serve; did you mean port?"),
+        ("xyz = 1", "xyz is not an option of serve; there are advertise, bucket, "),
+        ("config = 'x'", "config is not an option of serve"),
+        ("port = [1]", "port must be a text, a number or a boolean"),
+        ("port = ", "is not TOML"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:

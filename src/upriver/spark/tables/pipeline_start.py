@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ... import _entropy
 from ...errors import ConfigError
+from ...settings.setting import text_of
 from ..session import use_this_interpreter
 from ..source.consumer_cache import close_cached
 from ..source.stream_driver import Driver
@@ -82,8 +83,8 @@ def start_pipeline(
             shape = _shape(settings, held)
             identity |= {
                 SHAPE: shape.to_property(),
-                PER_COLLECTION: str(settings.table_per_collection).lower(),
-                MERGE_ON_READ: str(settings.merge_on_read).lower(),
+                PER_COLLECTION: text_of(settings.table_per_collection),
+                MERGE_ON_READ: text_of(settings.merge_on_read),
             }
         changed = None
         if held is not None:
