@@ -168,7 +168,10 @@ def test_a_user_without_or_with_the_wrong_password(tmp_path: Path) -> None:
         none = finished(*words, UPRIVER_PASSWORD="")
     assert wrong.returncode == none.returncode == 2
     assert wrong.stderr.startswith("error: authentication failed for user 'reader' at 127.0.0.1:")
-    assert none.stderr == "error: there is no password for reader\n"
+    assert none.stderr == (
+        "error: there is no password for reader: give password, a password file, or set "
+        "UPRIVER_PASSWORD\n"
+    )
 
 
 # ---- what it finds -----------------------------------------------------------------------

@@ -249,9 +249,9 @@ def test_never_means_that_later_changes_come(producer: TemporaryProducer) -> Non
 
 
 def test_a_nonsensical_start_or_end_is_refused(shared: TemporaryProducer) -> None:
-    with pytest.raises(ConfigError, match="no place to start"):
+    with pytest.raises(ConfigError, match="start is 'yesterday'; give 'beginning'"):
         everything(shared.source, start="yesterday")
-    with pytest.raises(ConfigError, match="no place to end"):
+    with pytest.raises(ConfigError, match="end is 'tomorrow'; give 'never'"):
         everything(shared.source, end="tomorrow")
     with pytest.raises(TypeError, match="settings or single options"):
         Consumer(shared.source, settings=ConsumerSettings(), end="now")

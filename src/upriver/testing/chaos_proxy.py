@@ -42,7 +42,7 @@ class Direction:
         Happens once. All of these bytes arrive.
         """
         if size < 1:
-            raise ConfigError(f"a connection is cut after at least 1 byte, not {size}")
+            raise ConfigError(f"cut_after: size is {size}; it must be 1 byte or more")
         self._gate.allowed = size
 
     def cut_behind(self, opcode: int) -> None:
@@ -51,7 +51,7 @@ class Direction:
         Then ends its connection, once. 0x56 is DCP's snapshot marker, 0x57 a mutation.
         """
         if not 0 <= opcode <= 0xFF:
-            raise ConfigError(f"an opcode is one byte, not {opcode}")
+            raise ConfigError(f"cut_behind: opcode is {opcode}; it must be 0 to 255")
         self._gate.behind = opcode
 
     def stall(self) -> None:

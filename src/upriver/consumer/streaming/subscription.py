@@ -112,7 +112,7 @@ class Subscription(ABC):
 
     def _start_once(self) -> None:
         if self._begun or self._closed:
-            raise RuntimeError("a consumer is started once: make another one")
+            raise RuntimeError("a consumer can be started only once: create another one")
         self._begun = True
 
     async def _begin(self, deliver: Callable[[Delivery], None]) -> None:
@@ -147,7 +147,10 @@ class Subscription(ABC):
     async def _begin_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
         """Streams other seqno ranges over the open connections."""
         if not self._finished or self._settings.persisted_everywhere is not None:
-            raise RuntimeError("only what was read to its end can begin again")
+            raise RuntimeError(
+                "a consumer can read other ranges only when it has reached its end, and without "
+                "persisted_everywhere"
+            )
         self._settings = replace(self._settings, start=start, end=end)
         engine = self._engine
         await engine.start_again(self._settings)
