@@ -12,7 +12,9 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
+from weakref import WeakMethod
 
+from .._unclosed import warn_unclosed
 from ..errors import ConfigError
 from .network_faults import Faults
 from .proxied_connection import CHUNK, ChaosCounts, Gate, ProxiedConnection, cancelled
@@ -125,6 +127,11 @@ class ChaosProxy:
         self._loop.close()
         self._place.close()
 
+    def __del__(self) -> None:
+        if self._thread.is_alive():
+            where = f"{self.host}:{self.port}"
+            warn_unclosed(self, where, "use it in a with block, or call stop()")
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -199,8 +206,17 @@ class ChaosProxy:
 
     async def _accept(self) -> None:
         if self._listener is None:
+            # The thread must not keep a proxy alive that its user has dropped.
+            connected = WeakMethod(self._connected)
+
+            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                if accept := connected():
+                    accept(reader, writer)
+                else:
+                    writer.transport.abort()
+
             self._listener = await asyncio.start_server(
-                self._connected, self.host, self.port, limit=CHUNK, reuse_port=True
+                accepted, self.host, self.port, limit=CHUNK, reuse_port=True
             )
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,13 +7,13 @@ know which thread runs that loop, nor how deliveries get from there to the appli
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from ..._unclosed import warn_unclosed
 from ...errors import ConfigError
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
@@ -101,14 +101,7 @@ class Subscription(ABC):
 
     def __del__(self) -> None:
         if getattr(self, "_begun", False) and not self._closed:
-            name = type(self).__name__
-            warnings.warn(
-                f"{name} of {self._source} was not closed: use it in {self._block} block, "
-                "or call close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+            warn_unclosed(self, self._source, f"use it in {self._block} block, or call close()")
 
     def _start_once(self) -> None:
         if self._begun or self._closed:

@@ -101,7 +101,7 @@ def start_pipeline(
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
-        pipeline = Pipeline(book, meter)
+        pipeline = Pipeline(place.storage.url, book, meter)
         if callable(spark):
             is_small = total is not None and total < SMALL_BATCH and not changed
             spark = None if is_small else spark()
