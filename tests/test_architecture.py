@@ -196,7 +196,7 @@ def test_dialects_are_asked_what_they_can_do_and_not_which_they_are(room: str) -
         if room_of(path) != room:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            assert not names_a_dialect(node), f"{path.name}:{node.lineno}"
+            assert not names_a_dialect(node), f"{path.name}: {ast.unparse(node)}"
 
 
 DIALECT_CLASSES = {"Dcp", "Draft000", "Draft001", "Draft002", "MemcachedDialect"}

@@ -16,7 +16,7 @@ from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.consumer.checkpoints.position_check import Verdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
-from upriver.consumer.reader_settings import ConsumerSettings, DialectName
+from upriver.consumer.reader_settings import ConsumerSettings
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status, StatusError
@@ -26,6 +26,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.session.consumer_events import RollbackReason, RolledBack
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
+from upriver.wire.names import DialectName
 
 VBUCKETS = 4
 

@@ -128,7 +128,7 @@ def test_documents_survive_a_restart_where_they_have_a_place(tmp_path: Path) -> 
         with Talk(served.source) as talk:
             assert talk.ask(kv.Get(key=b"k", vbucket=1)).value == b"v"
     line = refused("--port", "0", "--data", tmp_path / "data", "--vbuckets", "8")
-    assert "the bucket default has 4 vbuckets" in line
+    assert "vbuckets is 8, but the bucket default was created with 4" in line
 
 
 @pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])

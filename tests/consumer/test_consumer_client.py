@@ -28,7 +28,6 @@ from upriver.consumer import (
     StreamOpened,
     SystemHappened,
 )
-from upriver.consumer.reader_settings import DialectName
 from upriver.errors import ConfigError
 from upriver.model import Datatype, Op
 from upriver.store import SetDocument, document_key
@@ -36,6 +35,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire import values
 from upriver.wire.columns import SCHEMA
+from upriver.wire.names import DialectName
 
 DRAFTS = pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])
 SECOND = 10**9
