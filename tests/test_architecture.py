@@ -26,12 +26,13 @@ DIRECT: dict[str, set[str]] = {
     "_daemon": set(),
     "_files": set(),
     "_hosts": set(),
+    "_unclosed": set(),
     "model": {"errors"},
     "wire": {"model"},
     "session": {"wire"},
     "store": {"wire", "model", "_extras", "_entropy", "_files"},
     "producer": {"store", "session", "_hosts"},
-    "consumer": {"session", "_extras", "_entropy", "_daemon", "_files"},
+    "consumer": {"session", "_extras", "_entropy", "_daemon", "_files", "_unclosed"},
     "cluster": {"producer", "consumer", "logs"},
     "settings": {"consumer"},
     "spark": {"settings", "telemetry", "_extras", "_lazy"},
@@ -213,15 +214,51 @@ def test_every_module_says_what_it_is_and_offers_only_what_it_has() -> None:
     "room", sorted({room_of(path) for path in modules()} - {"wire", "__init__", "__main__"})
 )
 def test_dialects_are_asked_what_they_can_do_and_not_which_they_are(room: str) -> None:
-    """Outside of wire a draft is known by its interface, so no check names its class."""
-    classes = {"Dcp", "Draft000", "Draft001", "Draft002", "MemcachedDialect"}
+    """Outside of wire a draft is known by its interface, so no check names its class or name."""
     for path in modules():
         if room_of(path) != room:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
-                named = {x.id for x in ast.walk(node.args[1]) if isinstance(x, ast.Name)}
-                assert not named & classes, f"{path.name}:{node.lineno}"
+            assert not names_a_dialect(node), f"{path.name}: {ast.unparse(node)}"
+
+
+DIALECT_CLASSES = {"Dcp", "Draft000", "Draft001", "Draft002", "MemcachedDialect"}
+
+
+def names_a_dialect(node: ast.AST) -> bool:
+    """Whether a check compares a dialect, its class or its name with another."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+        return any(getattr(x, "id", "") in DIALECT_CLASSES for x in ast.walk(node.args[1]))
+    if not isinstance(node, ast.Compare):
+        return False
+    parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+    names = {getattr(part, "id", getattr(part, "attr", "")) for part in parts}
+    named = names & DIALECT_CLASSES or any(
+        isinstance(part, ast.Attribute)
+        and part.attr == "name"
+        and getattr(part.value, "id", getattr(part.value, "attr", "")).endswith("dialect")
+        for part in parts
+    )
+    # "dcp" is the name of Spark's format as well
+    drafts = {"000", "001", "002"}
+    if any("dialect" in name for name in names):
+        drafts.add("dcp")
+    return bool(named) or any(getattr(part, "value", None) in drafts for part in parts)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "isinstance(dialect, Draft001)",
+        "dialect == Draft001(nru=True)",
+        "name == Draft001.name",
+        "self.dialect.name == other",
+        "draft != '002'",
+        "self.dialect not in ('auto', 'dcp')",
+    ],
+)
+def test_each_way_to_ask_which_draft_a_dialect_is_would_be_noticed(check: str) -> None:
+    assert any(map(names_a_dialect, ast.walk(ast.parse(check))))
 
 
 def types_of(source: str) -> set[str]:

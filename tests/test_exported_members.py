@@ -14,8 +14,13 @@ from types import ModuleType
 import pytest
 
 import upriver
-from upriver.settings.all_settings import CHANGELOG, HISTORY, MIRROR, READ
-from upriver.settings.option_types import ChangelogOptions, HistoryOptions, MirrorOptions
+from upriver.settings.all_settings import CHANGELOG, HISTORY, MIRROR, READ, TABLE_READ
+from upriver.settings.option_types import (
+    ChangelogOptions,
+    HistoryOptions,
+    MirrorOptions,
+    TableOptions,
+)
 from upriver.settings.setting import Setting, Use, snake
 from upriver.spark.tables.settings import _NOT_FOR_MIRRORS
 
@@ -205,15 +210,23 @@ def test_the_typed_options_of_a_pipeline_are_those_of_the_table(
     assert typed.__annotations__.keys() == {snake(name) for name in wanted}
 
 
+def test_the_typed_options_of_reading_a_table_are_those_of_the_format() -> None:
+    wanted = {one.name for one in TABLE_READ} - {"path"}
+    assert TableOptions.__annotations__.keys() == {snake(name) for name in wanted}
+
+
 def test_a_type_checker_sees_what_is_imported_lazily(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from upriver import Op\n"
-        "from upriver.spark import SCHEMA, mirror\n"
+        "from upriver.spark import SCHEMA, mirror, read_table\n"
         "from upriver.spark.session import session\n"
         "from upriver.testing import ChaosProxy, TemporaryProducer\n"
         "reveal_type((Op.MUTATION, SCHEMA, ChaosProxy, TemporaryProducer))\n"
-        "mirror(session(), source='couchbase://h/b', table='t', keep_deleted=True)\n"
+        "mirror(session(), source='couchbase://h/b', table='t',\n"
+        "    keep_deleted=True, merge_on_read=False)\n"
+        "read_table(session(), 't', columns=['key'], version_as_of=7, read_change_feed=True)\n"
+        "read_table(session(), 't', version=7)  # type: ignore[call-arg]\n"
         "mirror(session(), source='', table='', keep_deletd=True)  # type: ignore[call-arg]\n"
     )
     done = subprocess.run(

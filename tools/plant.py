@@ -122,7 +122,7 @@ FAULTS = (
     Fault(
         "the CAS is not checked",
         "upriver.store.writes.operations",
-        "    check_cas(change.cas, live, key)\n    return _store",
+        "    check_cas(change.cas, live, change.key)\n    return _store",
         "    return _store",
     ),
     Fault(

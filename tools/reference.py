@@ -26,7 +26,7 @@ from upriver import errors
 from upriver.cli.common_options import COMMON_OPTIONS
 from upriver.cli.main import cli
 from upriver.session import stream_states
-from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, WRITE
+from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, TABLE_READ, WRITE
 from upriver.settings.setting import Setting, Use, ValueKind
 from upriver.spark.source import row_schema
 
@@ -161,6 +161,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "pipeline-options": lambda: option_table(PIPELINE),
     "changelog-options": lambda: option_table(CHANGELOG[len(PIPELINE) :]),
     "mirror-options": lambda: option_table(MIRROR[len(PIPELINE) :]),
+    "table-options": lambda: option_table(TABLE_READ),
     "commands": command_list,
     "rows": row_table,
     "errors": error_tree,

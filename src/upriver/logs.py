@@ -17,7 +17,7 @@ import json
 import logging
 import sys
 import time
-from typing import Final, TextIO
+from typing import Final
 
 #: The variable of the environment that asks for JSON, also of the processes that a program starts.
 JSON_VARIABLE: Final = "UPRIVER_LOG_JSON"
@@ -31,7 +31,6 @@ def configure_logging(
     level: int = logging.WARNING,
     *,
     as_json: bool = False,
-    stream: TextIO | None = None,
     before: str = "",
 ) -> None:
     """Writes the log lines of this process to stderr; a second call replaces the first.
@@ -42,7 +41,7 @@ def configure_logging(
     root = logging.getLogger()
     if _handler is not None:
         root.removeHandler(_handler)
-    _handler = logging.StreamHandler(stream or sys.stderr)
+    _handler = logging.StreamHandler(sys.stderr)
     _handler.setFormatter(_JsonLines() if as_json else _Lines(before))
     root.addHandler(_handler)
     root.setLevel(level)

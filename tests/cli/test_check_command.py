@@ -16,7 +16,7 @@ from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.consumer.checkpoints.position_check import PositionVerdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
-from upriver.consumer.reader_settings import ConsumerSettings, DialectName
+from upriver.consumer.reader_settings import ConsumerSettings
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status, StatusError
@@ -26,6 +26,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.session.consumer_events import RollbackReason, RolledBack
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
+from upriver.wire.names import DialectName
 
 VBUCKETS = 4
 
@@ -168,7 +169,10 @@ def test_a_user_without_or_with_the_wrong_password(tmp_path: Path) -> None:
         none = finished(*words, UPRIVER_PASSWORD="")
     assert wrong.returncode == none.returncode == 2
     assert wrong.stderr.startswith("error: authentication failed for user 'reader' at 127.0.0.1:")
-    assert none.stderr == "error: there is no password for reader\n"
+    assert none.stderr == (
+        "error: there is no password for reader: give password, a password file, or set "
+        "UPRIVER_PASSWORD\n"
+    )
 
 
 # ---- what it finds -----------------------------------------------------------------------

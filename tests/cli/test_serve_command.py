@@ -128,7 +128,7 @@ def test_documents_survive_a_restart_where_they_have_a_place(tmp_path: Path) -> 
         with Talk(served.source) as talk:
             assert talk.ask(kv.Get(key=b"k", vbucket=1)).value == b"v"
     line = refused("--port", "0", "--data", tmp_path / "data", "--vbuckets", "8")
-    assert "the bucket default has 4 vbuckets" in line
+    assert "vbuckets is 8, but the bucket default was created with 4" in line
 
 
 @pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])
@@ -213,10 +213,11 @@ def test_a_file_with_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 1", "'prot' is no option of serve; there are advertise, bucket, "),
-        ("config = 'x'", "'config' is no option of serve"),
-        ("port = [1]", "'port' must be a text, a whole number or a boolean"),
-        ("port = ", "is no TOML"),
+        ("prot = 1", "prot is not an option of serve; did you mean port?"),
+        ("xyz = 1", "xyz is not an option of serve; there are advertise, bucket, "),
+        ("config = 'x'", "config is not an option of serve"),
+        ("port = [1]", "port must be a text, a number or a boolean"),
+        ("port = ", "is not TOML"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:

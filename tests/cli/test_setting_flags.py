@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from upriver.cli.commands.changelog import changelog
 from upriver.cli.commands.compact import compact
 from upriver.cli.commands.history import history
 from upriver.cli.commands.mirror import mirror
+from upriver.cli.commands.tail import tail
 from upriver.cli.commands.verify import verify
 from upriver.cli.setting_options import (
     access_options,
@@ -26,6 +28,11 @@ from upriver.cli.setting_options import (
     spark_options,
     vbuckets_option,
 )
+from upriver.consumer.groups.member import LEASES
+from upriver.consumer.groups.membership import DEFAULT_LEASE
+from upriver.consumer.reader_settings import ConsumerSettings
+from upriver.consumer.transport.blocking_connection import ANSWER_SECONDS, CONNECT_SECONDS
+from upriver.consumer.writing.writer import WriterSettings
 from upriver.errors import ConfigError
 from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
@@ -129,6 +136,45 @@ def test_flags_of_columns_are_for_all_collections_or_for_single_ones(tmp_path: P
         ran = CliRunner().invoke(mirror, [SOURCE, "table", *flags])
         assert ran.exit_code != 0
         assert "twice" in ran.output or "cannot be read" in str(ran.exception)
+
+
+@pytest.mark.parametrize("value", [False, "false", "False"])
+def test_merging_on_read_is_turned_off_by_a_bool_or_a_word(
+    value: bool | str, tmp_path: Path
+) -> None:
+    for spelled in ("merge_on_read", "mergeOnRead"):
+        assert not PipelineSettings.parse("mirror", SOURCE, {spelled: value}).merge_on_read
+    assert PipelineSettings.parse("mirror", SOURCE, {}).merge_on_read
+    config = tmp_path / "mirror.toml"
+    config.write_text(
+        f"merge-on-read = {json.dumps(value.lower() if isinstance(value, str) else value)}\n"
+    )
+    given = said([spark_options, mirror_settings, config_option], "--config", str(config))
+    assert given == {"mergeOnRead": "false"}
+
+
+def default_of(*rows: Setting) -> list[Any]:
+    return [row.parse(row.default or "") for row in rows]
+
+
+def test_numbers_of_settings_and_of_the_clients_are_the_same() -> None:
+    """The clients are not imported to show help, so these stand twice."""
+    consumer, writer = ConsumerSettings(), WriterSettings()
+    (buffer,) = named("flowControlBuffer")
+    assert default_of(buffer) == [consumer.buffer]
+    for size in (buffer.least, buffer.most):
+        ConsumerSettings(buffer=int(size))
+    for size in (buffer.least - 1, buffer.most + 1):
+        with pytest.raises(ConfigError):
+            ConsumerSettings(buffer=int(size))
+    timeouts = default_of(*named("connectTimeout", "requestTimeout"))
+    assert timeouts == [consumer.connect_timeout, consumer.answer_timeout]
+    assert timeouts == [writer.connect_timeout, writer.request_timeout]
+    assert timeouts == [CONNECT_SECONDS, ANSWER_SECONDS]
+    assert default_of(*named("batchSize", "connections")) == [writer.batch_size, writer.connections]
+    lease = next(one for one in tail.params if one.name == "lease")
+    assert isinstance(lease.type, click.FloatRange)
+    assert (lease.default, lease.type.min, lease.type.max) == (DEFAULT_LEASE, *LEASES)
 
 
 def test_what_flags_do_not_say_is_left_to_the_defaults() -> None:

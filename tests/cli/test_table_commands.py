@@ -167,7 +167,7 @@ def test_configuration_files_hold_no_secrets_and_nothing_unknown(tmp_path: Path)
         ('[options]\npassword = "x"\n', "UPRIVER_PASSWORD"),
         ("unheard-of = 1\n", "unheard-of is not an option of mirror"),
         ("options = 1\n", "a table of names and values"),
-        ("= nonsense", "cannot be read"),
+        ("= nonsense", "is not TOML"),
     ):
         file.write_text(text)
         ran = CliRunner().invoke(mirror, ["couchbase://h/b", "t", "--config", str(file)])

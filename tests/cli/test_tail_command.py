@@ -250,7 +250,7 @@ def test_some_vbuckets(producer: TemporaryProducer) -> None:
     result = finished("tail", producer.source, "--vbuckets", "7")
     assert (result.returncode, result.stderr) == (
         1,
-        "error: the bucket has the vbuckets 0 to 3, not 7\n",
+        "error: there is no vbucket 7: the bucket has the vbuckets 0 to 3\n",
     )
 
 
@@ -473,7 +473,7 @@ def test_what_cannot_be_read_is_one_line(producer: TemporaryProducer, tmp_path: 
 
     other = producer.source.replace("/default", "/missing")
     assert "missing" in complaint(other)
-    assert "is no source" in complaint("localhost")
+    assert "is no connection string" in complaint("localhost")
     assert "there is no file 'nowhere'" in complaint(producer.source, "--from", "nowhere")
     (tmp_path / "damaged").write_text("{")
     assert "cannot be used" in complaint(producer.source, "--from", str(tmp_path / "damaged"))

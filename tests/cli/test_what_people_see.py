@@ -27,8 +27,6 @@ from running import environment, finished, running
 
 from upriver.cli import wait_messages
 from upriver.cli.main import cli
-from upriver.cli.setting_options import DIALECTS
-from upriver.consumer import reader_settings
 from upriver.consumer.transport.access import Access
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.producer.embedded import Producer
@@ -230,10 +228,6 @@ def test_help_loads_nothing_heavy(name: str) -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"numpy", "pyarrow", "pyspark", "rocksdict", "deltalake"}
     assert not heavy & set(ran.stderr.split())
-
-
-def test_the_dialects_of_the_command_line_are_those_of_the_consumer() -> None:
-    assert set(DIALECTS) == {"auto", *reader_settings.DIALECTS}
 
 
 # ---- doors -------------------------------------------------------------------------------

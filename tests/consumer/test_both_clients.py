@@ -85,16 +85,16 @@ both = pytest.mark.parametrize("attempt", [blocking, on_a_loop])
 def test_a_consumer_is_started_once(producer: TemporaryProducer) -> None:
     with (
         Consumer(producer.source) as consumer,
-        pytest.raises(RuntimeError, match="is started once"),
+        pytest.raises(RuntimeError, match="can be started only once"),
     ):
         consumer.start()
 
     async def twice() -> None:
         async with AsyncConsumer(producer.source) as consumer:
-            with pytest.raises(RuntimeError, match="is started once"):
+            with pytest.raises(RuntimeError, match="can be started only once"):
                 await consumer.start()
             assert consumer.status().vbuckets  # the first one goes on
-        with pytest.raises(RuntimeError, match="is started once"):
+        with pytest.raises(RuntimeError, match="can be started only once"):
             await consumer.start()
 
     asyncio.run(twice())

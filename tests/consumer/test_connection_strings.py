@@ -31,9 +31,9 @@ def test_several_hosts() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("localhost", "is no source"),
-        ("http://localhost/b", "is no source"),
-        ("couchbase:///b", "is no source"),
+        ("localhost", "is no connection string"),
+        ("http://localhost/b", "is no connection string"),
+        ("couchbase:///b", "is no connection string"),
         ("couchbase://h", "names no bucket"),
         ("couchbase://h/", "names no bucket"),
         ("couchbase://h/a/b", "names no bucket"),
@@ -53,8 +53,8 @@ def test_several_hosts() -> None:
         ("couchbase://,h/b", "'' is no host with a port"),
         ("couchbase://h i/b", "'h i' is no host with a port"),
         ("couchbase://h,g,H:11210/b", "names a host twice"),
-        ("couchbase://h/b?ssl=no", "is no source"),
-        ("couchbase://h/b#top", "is no source"),
+        ("couchbase://h/b?ssl=no", "is no connection string"),
+        ("couchbase://h/b#top", "is no connection string"),
     ],
 )
 def test_what_is_no_source_is_told_the_shape_of_one(text: str, said: str) -> None:
@@ -66,7 +66,7 @@ def test_what_is_no_source_is_told_the_shape_of_one(text: str, said: str) -> Non
 
 @pytest.mark.parametrize("text", ["couchbase://me:secret@h/b", "couchbase://me:se/secret@h/b"])
 def test_a_password_in_a_source_is_not_repeated(text: str) -> None:
-    with pytest.raises(ConfigError, match="names no user") as caught:
+    with pytest.raises(ConfigError, match="has a user or password") as caught:
         Source.parse(text)
     assert "secret" not in str(caught.value)
 

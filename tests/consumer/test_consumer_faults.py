@@ -38,13 +38,13 @@ from upriver.consumer import (
     Rows,
 )
 from upriver.consumer.changes import changes_of
-from upriver.consumer.reader_settings import DialectName
 from upriver.errors import ConnectionFailed, RollbackRequired, StatusError
 from upriver.model import VBucketState
 from upriver.session.consumer_events import RollbackReason
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
+from upriver.wire.names import DialectName
 
 DRAFTS = pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])
 

@@ -423,7 +423,7 @@ def test_a_new_group_can_start_now(tmp_path: Path) -> None:
         ({"group": "no/slash"}, "letters, digits"),
         ({"group": "g", "end": "now"}, "leave end out"),
         ({"group": "g", "vbuckets": frozenset({1})}, "leave vbuckets out"),
-        ({"group": "g", "rollback": RollbackPolicy.STOP}, "another policy"),
+        ({"group": "g", "rollback": RollbackPolicy.STOP}, "choose REWIND, FAIL or IGNORE"),
         ({"group": "g", "checkpoint": MemoryCheckpoint()}, "leave checkpoint out"),
         ({"members": "somewhere"}, "give its name"),
         ({"group": "g", "members": "ftp://somewhere"}, "no object store"),

@@ -284,6 +284,23 @@ def test_any_other_refusal_of_a_message_ends_the_connection(producer: TemporaryP
         assert talk.is_closed()
 
 
+@pytest.mark.parametrize("status", [Status.NOT_FOUND, Status.EXISTS])
+def test_with_the_status_codes_of_7_0_the_older_ones_end_the_connection(
+    producer: TemporaryProducer, status: Status
+) -> None:
+    """A consumer with v7_dcp_status_codes has own codes for an unknown stream."""
+    nack = m.PlainResponse(command=Command.MUTATION, status=status, opaque=45)
+    with opened(producer, Dcp()) as talk:
+        talk.control("v7_dcp_status_codes", "true")
+        talk.send(request())
+        talk.read_until(m.Deletion)
+        talk.send(replace(nack, status=Status.STREAM_NOT_FOUND))
+        talk.send(m.FailoverLogRequest(vbucket=1, opaque=3))
+        talk.read_until(m.FailoverLogResponse)
+        talk.send(nack)
+        assert talk.is_closed()
+
+
 def test_dropping_the_socket_frees_everything(producer: TemporaryProducer) -> None:
     server = producer.producer.server
     for _ in range(20):

@@ -280,7 +280,7 @@ def test_what_nobody_comes_back_for_is_closed() -> None:
         found.end.function(*found.end.args)  # as its timer would
         assert consumer_cache._cached is None
         with pytest.raises(RuntimeError):
-            found.consumer.start_again({}, {})
+            found.consumer._start_again({}, {})
         fill(producer, range(100, 120))
         assert worker.keys() == names(range(100, 120))
 

@@ -146,7 +146,7 @@ def test_a_checkpoint_may_be_in_a_file(tmp_path: Path) -> None:
         ({"USER_NAME": "a"}, "did you mean username?"),
         ({"maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger?"),
         ({"zzzz": "1"}, "no option 'zzzz'"),
-        ({"paths": '["a","b"]'}, "one connection string"),
+        ({"paths": '["a","b"]'}, "takes one connectionString"),
         ({"connection": "couchbase://other/b"}, "connectionString is given twice"),
         ({"connectionString": " "}, "connectionString"),
         ({"connectionString": "http://x/y"}, "couchbase://"),

@@ -55,7 +55,7 @@ def test_settings_are_kept_and_can_be_replaced(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         assert store.bucket("b").settings == other
         store.bucket("b").close()
-        with pytest.raises(ConfigError, match="has 3 vbuckets"):
+        with pytest.raises(ConfigError, match="was created with 3, which cannot be changed"):
             store.bucket("b", BucketSettings(vbuckets=4))
 
 

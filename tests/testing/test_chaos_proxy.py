@@ -350,7 +350,7 @@ def test_new_connections_are_refused_and_accepted_again(proxy: ChaosProxy, peer:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_cutting_after_nothing_is_refused(proxy: ChaosProxy, size: int) -> None:
-    with pytest.raises(ConfigError, match="at least 1 byte"):
+    with pytest.raises(ConfigError, match=f"size is {size}; it must be 1 byte or more"):
         proxy.cut_after(size)
 
 

@@ -8,9 +8,10 @@ from upriver.errors import DecodeError
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, DialectPin, Draft000, Draft001, Draft002, sniff
+from upriver.wire.dialects.by_name import DIALECTS
 from upriver.wire.frameinfo import StreamId
 from upriver.wire.messages import Message
-from upriver.wire.names import OpenFlag
+from upriver.wire.names import DIALECT_NAMES, OpenFlag
 
 REQUEST = m.StreamRequest(vbucket=1, start=0, end=9)
 OPEN = m.Open(name="n", flags=OpenFlag.PRODUCER)
@@ -90,3 +91,8 @@ def test_what_is_no_packet_of_any_draft_is_refused(first: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
         sniff(first)
     assert not caught.value.usable
+
+
+def test_the_names_of_the_dialects_are_those_that_a_client_can_be_told() -> None:
+    assert ("auto", *DIALECTS) == DIALECT_NAMES
+    assert all(kind.name == name for name, kind in DIALECTS.items())

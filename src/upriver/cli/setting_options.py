@@ -5,6 +5,7 @@ Secrets are never options: a password comes from the environment or from a passw
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
@@ -19,15 +20,14 @@ import click
 
 from ..errors import ConfigError
 from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTION, named
-from ..settings.setting import Given, Setting, ValueKind
+from ..settings.setting import Given, Setting, ValueKind, text_of
 from ..settings.vbucket_list import parse_vbuckets
+from ..wire.names import DIALECT_NAMES
 
 _log = logging.getLogger("upriver.cli")
 
 _Command = Callable[..., Any]
 
-#: The dialects of the consumer, which is not imported to show help.
-DIALECTS: Final = ("auto", "dcp", "002", "001", "000")
 #: The most bytes of a configuration file.
 _MAX_CONFIG: Final = 1024 * 1024
 _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -60,11 +60,16 @@ def _flag(setting: Setting) -> Callable[[_Command], _Command]:
         setting.flag,
         setting.name,
         type=_click_type(setting),
-        is_flag=True if setting.kind is ValueKind.FLAG else None,
+        is_flag=True if _is_switch(setting) else None,
         metavar=_METAVARS.get(setting.kind),
         callback=_checked(setting),
         help=f"{setting.help[:1].upper()}{setting.help[1:]}.{default}",
     )
+
+
+def _is_switch(setting: Setting) -> bool:
+    """Whether its flag takes no value: one that is true by default takes true or false."""
+    return setting.kind is ValueKind.FLAG and setting.default == "false"
 
 
 def _click_type(setting: Setting) -> Any:
@@ -73,6 +78,8 @@ def _click_type(setting: Setting) -> Any:
         return click.IntRange(int(setting.least), most)
     if setting.kind is ValueKind.CHOICE:
         return click.Choice(setting.choices)
+    if setting.kind is ValueKind.FLAG and not _is_switch(setting):
+        return click.Choice(("true", "false"))
     return _EXISTING_FILE if setting.kind is ValueKind.FILE else None
 
 
@@ -188,7 +195,7 @@ def access_options(command: _Command) -> _Command:
         given = settings_given({s.name: options.pop(s.name) for s in ACCESS if s.flag})
         if given.get("insecure"):
             _log.warning("the server's certificate is not verified (--insecure)")
-        texts = {name: _text(value) for name, value in given.items()}
+        texts = {name: text_of(value) for name, value in given.items()}
         command(*arguments, access=access_of(Given(ACCESS, texts), os.environ), **options)
 
     return with_access
@@ -223,6 +230,13 @@ def vbuckets_option(*flags: str) -> Callable[[_Command], _Command]:
     return click.option(
         setting.flag, *flags, metavar="LIST", callback=parsed, help="Only these, such as 0-15,17."
     )
+
+
+def dialect_option(command: _Command) -> _Command:
+    """Adds --dialect."""
+    return click.option(
+        "--dialect", type=click.Choice(DIALECT_NAMES), default="auto", help="The draft to speak."
+    )(command)
 
 
 # ---- Spark, and a file with options ------------------------------------------------------
@@ -276,27 +290,41 @@ def config_option(command: _Command) -> _Command:
 def _configured(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
     if file is None:
         return
-    params = [one for one in context.command.params if isinstance(one, click.Option)]
-    known = {flag.lstrip("-"): str(one.name) for one in params for flag in one.opts}
-    known["options"] = known["option"]
+    options = [one for one in context.command.params if isinstance(one, click.Option)]
+    known = {flag.lstrip("-"): one for one in options if one is not parameter for flag in one.opts}
+    if "option" in known:
+        known["options"] = known["option"]
     defaults: dict[str, Any] = {}
     for name, value in _toml(file).items():
-        target = known.get(name.replace("_", "-"))
-        if target is None:
-            raise ConfigError(f"{file}: {name} is not an option of {context.command.name}")
-        if target in ("pairs", "conf"):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{file}: {name} must be a table of names and values")
-            value = [f"{key}={_text(one)}" for key, one in value.items()]
-        elif target in _BY_COLLECTION:
-            several = value if isinstance(value, list) else [value]
-            if isinstance(value, dict):
-                several = [f"{key}={one}" for key, one in value.items()]
-            value = list(map(str, several))
-        elif isinstance(value, list):
-            value = ",".join(map(str, value))
-        defaults[target] = value
+        option = known.get(name.replace("_", "-"))
+        if option is None:
+            near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ConfigError(f"{file}: {name} is not an option of {context.command.name}; {hint}")
+        try:
+            defaults[str(option.name)] = _default(option, value)
+        except ValueError as problem:
+            raise ConfigError(f"{file}: {name} must be {problem}") from None
     context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _default(option: click.Option, value: Any) -> Any:
+    """A value of a TOML file as click takes the default of an option; ValueError: what to give."""
+    if option.name in ("pairs", "conf"):
+        if not isinstance(value, dict):
+            raise ValueError("a table of names and values")
+        return [f"{key}={text_of(one)}" for key, one in value.items()]
+    if option.name in _BY_COLLECTION:
+        if isinstance(value, dict):
+            return [f"{key}={one}" for key, one in value.items()]
+        return list(map(str, value if isinstance(value, list) else [value]))
+    if isinstance(value, list) and option.type is click.STRING:
+        return text_of(value)
+    if isinstance(value, bool) and isinstance(option.type, click.Choice):
+        return text_of(value)
+    if not isinstance(value, str | int | float):
+        raise ValueError("a text, a number or a boolean")
+    return value
 
 
 def _toml(file: Path) -> Mapping[str, Any]:
@@ -306,7 +334,9 @@ def _toml(file: Path) -> Mapping[str, Any]:
         if len(content) > _MAX_CONFIG:
             raise ConfigError(f"{file} has more than {_MAX_CONFIG} bytes")
         return tomllib.loads(content.decode())
-    except (OSError, ValueError) as problem:
+    except ValueError as problem:
+        raise ConfigError(f"{file} is not TOML: {problem}") from None
+    except OSError as problem:
         raise ConfigError(f"{file} cannot be read: {problem}") from None
 
 
@@ -326,7 +356,3 @@ def _pairs(
             )
         found[name] = value
     return found
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

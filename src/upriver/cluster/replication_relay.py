@@ -10,14 +10,13 @@ requests the consumer to add and close streams, and sees which have ended. It ke
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable
 from typing import Final
 
 from ..errors import ConnectionFailed, Status, UpriverError
 from ..wire import messages as m
 from ..wire.dialects import Dcp
-from ..wire.header import FLEX_RESPONSE, RESPONSE
+from ..wire.header import FLEX_RESPONSE, RESPONSE, vbucket_of
 from ..wire.names import Command, StreamFlag
 from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
 
@@ -26,8 +25,6 @@ _ADD_STREAM: Final = Dcp.table.opcodes[Command.ADD_STREAM]
 _CLOSE_STREAM: Final = Dcp.table.opcodes[Command.CLOSE_STREAM]
 _STREAM_END: Final = Dcp.table.opcodes[Command.STREAM_END]
 _RESPONSES: Final = frozenset({RESPONSE, FLEX_RESPONSE})
-_VBUCKET = struct.Struct(">H")
-_VBUCKET_AT: Final = 6
 #: Seconds without a byte of one side after which the relay ends. The replica enables noops every
 #: 20 seconds, so both sides send more often than that. A connection of which nothing is left but
 #: this end would otherwise keep a replica behind until the producer's idle timeout.
@@ -165,7 +162,7 @@ class ReplicationRelay:
                 if self._watch is not None:
                     self._watch(True, packet)
                 if packet[1] == _STREAM_END and packet[0] not in _RESPONSES:
-                    self._on_end(_vbucket(packet))
+                    self._on_end(vbucket_of(packet))
 
     async def _up(self) -> None:
         while True:
@@ -180,7 +177,7 @@ class ReplicationRelay:
         """Takes the answers to the relay's own requests out of what passes."""
         is_answer = packet[0] in _RESPONSES
         if packet[1] == _CLOSE_STREAM and not is_answer:
-            self._on_end(_vbucket(packet))  # the consumer gives it up by itself
+            self._on_end(vbucket_of(packet))  # the consumer gives it up by itself
             return False
         if not is_answer or packet[1] not in (_ADD_STREAM, _CLOSE_STREAM):
             return False
@@ -189,8 +186,3 @@ class ReplicationRelay:
         if waiting is not None and not waiting.done() and isinstance(message, m.Response):
             waiting.set_result(message)
         return True
-
-
-def _vbucket(packet: bytes) -> int:
-    number: int = _VBUCKET.unpack_from(packet, _VBUCKET_AT)[0]
-    return number

@@ -74,7 +74,7 @@ class Consumer(Subscription):
             raise
         return self
 
-    def start_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
+    def _start_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
         """Streams other seqno ranges over the open connections, after the last ones have ended.
 
         Raises `ConnectionFailed` if no connection is open, or any other error of starting. After

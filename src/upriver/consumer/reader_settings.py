@@ -13,10 +13,10 @@ from typing import Final, Literal, TypedDict
 from .. import _entropy
 from ..errors import ConfigError
 from ..session.stream_position import Position
-from ..wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from ..wire.dialects.by_name import DIALECTS
+from ..wire.names import DIALECT_NAMES, DialectName
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore
 
-DialectName = Literal["auto", "dcp", "001", "000", "002"]
 #: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position
 #: for each vbucket (vbuckets that are not named start at the beginning).
 Start = Literal["beginning", "now"] | Checkpoint | Mapping[int, Position]
@@ -24,20 +24,17 @@ Start = Literal["beginning", "now"] | Checkpoint | Mapping[int, Position]
 #: (vbuckets that are not named are not read).
 End = Literal["never", "now"] | Mapping[int, int]
 
-#: The dialects by name, in the order in which "auto" tries them.
-DIALECTS: Final[Mapping[str, type[Dialect]]] = {
-    "dcp": Dcp,
-    "001": Draft001,
-    "000": Draft000,
-    "002": Draft002,
-}
-
 #: Flow-control window for each node: enough for a fast consumer, small enough for many nodes.
 DEFAULT_BUFFER: Final = 16 * 1024 * 1024
 _SMALLEST_BUFFER: Final = 1024
 _LARGEST_BUFFER: Final = 2**31
 _SHORTEST_INTERVAL: Final = 0.1
 _MAX_NAME: Final = 200
+#: Options in seconds that must not be 0.
+_LONGER_THAN_ZERO: Final = (
+    *("connect_timeout", "answer_timeout", "retry_first", "retry_most", "map_interval"),
+    "persisted_everywhere",
+)
 
 
 class RollbackPolicy(Enum):
@@ -122,37 +119,44 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         if self.scope and self.collections:
-            raise ConfigError("collections and a scope contradict each other: give one of them")
-        if self.dialect not in ("auto", *DIALECTS):
-            known = ", ".join(("auto", *DIALECTS))
-            raise ConfigError(f"there is no dialect {self.dialect!r}; there are {known}")
+            raise ConfigError("collections and scope contradict each other: give one of them")
+        if self.dialect not in DIALECT_NAMES:
+            known = ", ".join(DIALECT_NAMES)
+            raise ConfigError(f"dialect is {self.dialect!r}; give one of {known}")
         if not _SMALLEST_BUFFER <= self.buffer <= _LARGEST_BUFFER:
-            raise ConfigError(f"a buffer has {_SMALLEST_BUFFER} to {_LARGEST_BUFFER} bytes")
+            raise ConfigError(
+                f"buffer is {self.buffer}; it must be {_SMALLEST_BUFFER} to {_LARGEST_BUFFER} bytes"
+            )
         if self.noop_interval < _SHORTEST_INTERVAL:
-            raise ConfigError(f"signs of life come at most every {_SHORTEST_INTERVAL} seconds")
-        times = self.connect_timeout, self.answer_timeout, self.retry_first, self.retry_most
-        if min(*times, self.map_interval) <= 0:
-            raise ConfigError("timeouts and pauses are longer than nothing")
-        if self.persisted_everywhere is not None and self.persisted_everywhere <= 0:
-            raise ConfigError("the interval of asking what is persisted is longer than nothing")
+            raise ConfigError(
+                f"noop_interval is {self.noop_interval}; it must be {_SHORTEST_INTERVAL} seconds "
+                "or more"
+            )
+        for name in _LONGER_THAN_ZERO:
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise ConfigError(f"{name} is {seconds}; it must be more than 0 seconds")
         if self.priority not in ("", "low", "medium", "high"):
-            raise ConfigError(f"a priority is low, medium or high, not {self.priority!r}")
+            raise ConfigError(f"priority is {self.priority!r}; give low, medium or high")
         if self.backfill_order not in ("", "round-robin", "sequential"):
             raise ConfigError(
-                f"a backfill order is round-robin or sequential, not {self.backfill_order!r}"
+                f"backfill_order is {self.backfill_order!r}; give round-robin or sequential"
             )
         if self.out_of_order and self.persisted_everywhere is not None:
             raise ConfigError(
-                "persisted_everywhere needs changes in their order; leave out_of_order off"
+                "persisted_everywhere needs changes in seqno order; leave out_of_order off"
             )
-        if len(self.name.encode()) > _MAX_NAME:
-            raise ConfigError(f"a connection's name has at most {_MAX_NAME} bytes")
-        if self.vbuckets is not None and not self.vbuckets:
-            raise ConfigError("there is no vbucket to read")
-        if self.dialect not in ("auto", "dcp") and self.needs_dcp:
+        if (size := len(self.name.encode())) > _MAX_NAME:
             raise ConfigError(
-                f"draft {self.dialect} has no collections, no xattrs and no durable writes, and "
-                "always sends values"
+                f"name has {size} bytes; the name of a DCP connection has at most {_MAX_NAME}"
+            )
+        if self.vbuckets is not None and not self.vbuckets:
+            raise ConfigError("vbuckets is empty; give at least one vbucket, or None for all")
+        kind = DIALECTS.get(self.dialect)
+        if kind is not None and not kind.negotiates and self.needs_dcp:
+            raise ConfigError(
+                f"dialect is {self.dialect!r}, a draft that has no collections, no xattrs and no "
+                "durable writes, and always sends values; leave these options out, or dialect"
             )
 
     @property

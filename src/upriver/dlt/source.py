@@ -159,7 +159,7 @@ def _previous(state: dict[str, Any], driver: Driver) -> Offset | None:
         return driver.offset_of(state.get("offset", {}))
     except ConfigError as problem:
         raise ConfigError(
-            f"the positions in dlt's state are of no use: {problem}. {_ANEW}"
+            f"the positions in dlt's state cannot be used: {problem}. {_ANEW}"
         ) from None
 
 

@@ -114,17 +114,22 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 0xFFFF:
-            raise ConfigError(f"port {self.port} is not within 0..65535")
+            raise ConfigError(f"port is {self.port}; it must be 0 to 65535")
         self.address(self.port)  # raises if the advertised address is invalid
         if self.buffer_memory < self.max_body:
             raise ConfigError(
-                f"the largest packet, {self.max_body} bytes, would never have room in "
-                f"buffer_memory, which is {self.buffer_memory} bytes"
+                f"buffer_memory is {self.buffer_memory} bytes; it must be at least the largest "
+                f"packet, {self.max_body} bytes"
             )
-        if (self.certificate is None) != (self.key is None):
-            raise ConfigError("TLS needs a certificate and a key, one of them is missing")
+        if self.certificate is None and self.key is not None:
+            raise ConfigError("key is given, but no certificate: TLS needs both")
+        if self.key is None and self.certificate is not None:
+            raise ConfigError("certificate is given, but no key: TLS needs both")
         if self.client_authority is not None and self.certificate is None:
-            raise ConfigError("client certificates need TLS: give a certificate and a key")
+            raise ConfigError(
+                "client_authority is given, but no certificate and key: client certificates need "
+                "TLS"
+            )
         if self.users is None and not self.open_to_all and not is_loopback(self.host):
             raise ConfigError(
                 f"without users, a server on {self.host} would let anybody read and write: "

@@ -17,7 +17,7 @@ from ..model import Datatype, Op
 from ..wire import canonical, leb128, values
 from ..wire import messages as m
 from ..wire.canonical import CanonicalChange
-from ..wire.dialects import Dcp, Dialect, Draft001
+from ..wire.dialects import Dcp, Dialect
 from ..wire.enum_codes import DURABILITY_LEVELS
 from ..wire.flatbuffer_events import StoredEvent, flatbuffer_event
 from ..wire.frameinfo import FrameInfo, StreamId
@@ -95,9 +95,7 @@ class ChangeWriter:
         self._filter = filter
         self.stream_id = stream_id = filter.stream_id
         self._frames: tuple[FrameInfo, ...] = () if stream_id is None else (StreamId(stream_id),)
-        #: The drafts before DCP have no NRU field, except 001 as its servers implemented it.
-        has_nru = dialect.negotiates or dialect == Draft001(nru=True)
-        self._nru = canonical.NRU if has_nru else 0
+        self._nru = canonical.NRU if dialect.sends_nru else 0
         #: The collections that the filter selects at this point of the stream.
         self.collections = set(filter.collections)
         #: Whether every collection that the filter selected has been dropped.

@@ -19,6 +19,8 @@ _PREPARE: Final = Dcp.table.opcodes[Command.PREPARE]
 #: Couchbase servers count a prepare two bytes larger than it is, and expect both acknowledged.
 PREPARE_SURPLUS: Final = 2
 
+#: The part of the window after which processed bytes are acknowledged.
+_ACKNOWLEDGED_PART: Final = 0.2
 #: The longest time that processed bytes stay unacknowledged, however few they are.
 ACK_AFTER_SECONDS: Final = 5.0
 
@@ -71,9 +73,9 @@ class ReceiveWindow:
 
     __slots__ = ("_last_ack", "freed", "size", "threshold")
 
-    def __init__(self, size: int, *, now: float, fraction: float = 0.2) -> None:
+    def __init__(self, size: int, *, now: float) -> None:
         self.size = size
-        self.threshold = int(size * fraction)
+        self.threshold = int(size * _ACKNOWLEDGED_PART)
         #: Bytes that the application has processed and that are not yet acknowledged.
         self.freed = 0
         self._last_ack = now

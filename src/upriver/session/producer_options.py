@@ -65,7 +65,9 @@ class ProducerOptions:
     consumer_name: str = ""
     out_of_order: OutOfOrder = OutOfOrder.NO
     backfill_order: BackfillOrder = BackfillOrder.ROUND_ROBIN
-    new_status_codes: bool = False
+    #: Whether the consumer refuses messages of an unknown stream with STREAM_NOT_FOUND and
+    #: OPAQUE_NO_MATCH, so that NOT_FOUND and EXISTS in its responses mean another error.
+    v7_status_codes: bool = False
     marker_2_2: bool = False
     #: Send system events as FlatBuffers.
     flatbuffers: bool = False
@@ -238,7 +240,7 @@ _CONTROLS: Final[dict[str, _Control]] = {
     "enable_out_of_order_snapshots": _out_of_order,
     "include_deleted_user_xattrs": _deleted_user_xattrs,
     "backfill_order": _backfill_order,
-    "v7_dcp_status_codes": _switch("new_status_codes"),
+    "v7_dcp_status_codes": _switch("v7_status_codes"),
     "flatbuffers_system_events": _switch("flatbuffers"),
     # The store keeps older versions for rollbacks only, and does not stream them.
     "change_streams": _unsupported_if_true,

@@ -54,7 +54,7 @@ class ScramClient:
         nonce, salt = fields.get("r", ""), _base64(fields.get("s", ""))
         iterations = fields.get("i", "")
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ValueError("the challenge is for somebody else")
+            raise ValueError("the challenge does not begin with the nonce of this client")
         if not (salt and iterations.isdecimal() and int(iterations[:20])):
             raise ValueError("the challenge has no salt or no number of iterations")
         if int(iterations[:20]) > MAX_ITERATIONS:

@@ -94,10 +94,6 @@ class Acceptance:
     filter: StreamFilter
     takeover: bool = False
 
-    @property
-    def ends_at_once(self) -> bool:
-        return self.start >= self.end
-
 
 Decision = Acceptance | RollbackTo | Refusal
 

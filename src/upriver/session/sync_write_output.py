@@ -45,7 +45,7 @@ class SyncWriteOutput:
         key = canonical.key_of(frame)
         if self.pending.pop(key, None) is None:
             return None
-        seqno = int.from_bytes(frame[24:32])
+        seqno = canonical.seqno_of(frame)
         prepared_seqno = self.commits.get(seqno)
         return None if prepared_seqno is None else self._writer.commit(key, prepared_seqno, seqno)
 

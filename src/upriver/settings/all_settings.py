@@ -14,6 +14,9 @@ from .setting import Setting, Use, ValueKind
 USER_VARIABLE: Final = "UPRIVER_USER"
 PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
 
+#: The vbucket groups of a table of documents.
+GROUPS: Final = 64
+
 _S = Setting
 _K = ValueKind
 _MOST: Final = 2**63 - 1
@@ -188,11 +191,26 @@ MIRROR: Final = (
        flag="--keep-deleted"),
     _S("tablePerCollection", _K.FLAG, "false",
        "a table for each collection, TABLE/SCOPE.COLLECTION", flag="--table-per-collection"),
-    _S("groups", _K.NUMBER, "64", "the number of vbucket groups into which files are divided",
+    _S("groups", _K.NUMBER, str(GROUPS),
+       "the number of vbucket groups into which files are divided",
        least=1, most=1024, flag="--groups"),
-    _S("mergeOnRead", _K.CHOICE, "true",
+    _S("mergeOnRead", _K.FLAG, "true",
        "mark replaced rows in deletion vectors; false rewrites their files, for readers that do "
-       "not know vectors", choices=("true", "false"), flag="--merge-on-read"),
+       "not know vectors", flag="--merge-on-read"),
+)
+#: Options of the format ``upriver-table``.
+TABLE_READ: Final = (
+    _S("path", _K.TEXT, None, "the table; load(...) takes it too"),
+    _S("versionAsOf", _K.NUMBER, None, "an older version; the newest by default", most=_MOST),
+    _S("columns", _K.LIST, None, "the columns to read, such as key,seqno; all by default"),
+    _S("readChangeFeed", _K.FLAG, "false",
+       "what is different between two versions, instead of rows"),
+    _S("startingVersion", _K.NUMBER, None, "the first of these versions", most=_MOST),
+    _S("endingVersion", _K.NUMBER, None, "the second of them; the newest by default", most=_MOST),
+    next(setting for setting in PIPELINE if setting.name == "storageOptions"),
+    _S("pushFilters", _K.FLAG, "false",
+       "let filters of the frame leave out files; needs Spark 4.1 and "
+       "spark.sql.python.filterPushdown.enabled, and the frame must be used only once"),
 )
 # fmt: on
 #: Versions cannot be read again with wider columns, and say themselves how they ended.

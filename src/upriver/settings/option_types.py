@@ -1,4 +1,4 @@
-"""The keyword arguments of ``mirror``, ``changelog``, ``history`` and ``dcp_source``, for checkers.
+"""The keyword arguments of the pipelines, ``read_table`` and ``dcp_source``, for type checkers.
 
 Each is a setting of `all_settings` in snake case; a test compares both. At run time the names of
 Spark's options (``maxOffsetsPerTrigger``) are accepted too.
@@ -7,7 +7,7 @@ Spark's options (``maxOffsetsPerTrigger``) are accepted too.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 
@@ -73,7 +73,7 @@ class HistoryOptions(PipelineOptions, total=False):
     key_pattern: str | Mapping[str, str]
     table_per_collection: bool
     groups: int
-    merge_on_read: Literal["true", "false"]
+    merge_on_read: bool
 
 
 class MirrorOptions(HistoryOptions, total=False):
@@ -81,3 +81,15 @@ class MirrorOptions(HistoryOptions, total=False):
 
     widen_to_text: bool
     keep_deleted: bool
+
+
+class TableOptions(TypedDict, total=False):
+    """Options of reading a table."""
+
+    version_as_of: int | None
+    columns: str | Sequence[str] | None
+    read_change_feed: bool
+    starting_version: int | None
+    ending_version: int | None
+    storage_options: str | Mapping[str, str] | None
+    push_filters: bool

@@ -201,12 +201,14 @@ def text_of(value: object) -> str:
     """A value of a program as a user would write it."""
     if isinstance(value, Mapping):
         return json.dumps({str(name): str(one) for name, one in value.items()})
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unknown(name: str, known: Mapping[str, Setting]) -> ConfigError:
     if name.lower() == "paths":
-        return ConfigError("load(...) takes one connection string; several were given")
+        return ConfigError(f"load(...) takes one {known['path'].name}; several were given")
     near = difflib.get_close_matches(name.lower(), known, n=1)
     if not near:
         return ConfigError(f"there is no option {name[:_SHOWN]!r}")

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from .._extras import extra
+from ..settings.setting import text_of
 from .runtime.find_java import ensure_java_home
 from .runtime.internals import (
     find_archives,
@@ -138,7 +139,7 @@ def start(
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
-    given = {name: _text(value) for name, value in (config or {}).items()}
+    given = {name: text_of(value) for name, value in (config or {}).items()}
     if master is not None:
         given[_MASTER] = master
     try:
@@ -234,7 +235,3 @@ def _local_cores(master: str) -> int:
     if processes := _PROCESSES.fullmatch(master):
         return int(processes[1]) * int(processes[2])
     return 0
-
-
-def _text(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -174,8 +174,8 @@ class Store:
             if settings is not None and settings != stored:
                 if settings.vbuckets != stored.vbuckets:
                     raise ConfigError(
-                        f"the bucket {name} has {stored.vbuckets} vbuckets, for ever; "
-                        f"{settings.vbuckets} were asked for"
+                        f"vbuckets is {settings.vbuckets}, but the bucket {name} was created with "
+                        f"{stored.vbuckets}, which cannot be changed; leave vbuckets out"
                     )
                 replace_file(home / "settings.json", settings.dump())
             return self._opened(home, settings or stored, salvage=salvage)

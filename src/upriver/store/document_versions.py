@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..wire import canonical, stored_prepares
 from ..wire.canonical import CanonicalChange
+from ..wire.header import cas_of
 from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, seqno_key, vbucket_key, vbucket_range
 from .rollback import versions_in
@@ -31,4 +32,4 @@ def versions(engine: Database, vbucket: int, key: bytes) -> Iterator[CanonicalCh
 def next_cas(engine: Database, vbucket: int, seqno: int) -> int | None:
     """Returns the CAS of the first change after a seqno; None if there is none."""
     entry = next(engine.seqnos.scan(vbucket_range(vbucket, seqno)), None)
-    return None if entry is None else int.from_bytes(entry[1][16:24])
+    return None if entry is None else cas_of(entry[1])

@@ -12,7 +12,9 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
+from weakref import WeakMethod
 
+from .._unclosed import warn_unclosed
 from ..errors import ConfigError
 from .network_faults import Faults
 from .proxied_connection import CHUNK, ChaosCounts, Gate, ProxiedConnection, cancelled
@@ -42,7 +44,7 @@ class Direction:
         Happens once. All of these bytes arrive.
         """
         if size < 1:
-            raise ConfigError(f"a connection is cut after at least 1 byte, not {size}")
+            raise ConfigError(f"cut_after: size is {size}; it must be 1 byte or more")
         self._gate.allowed = size
 
     def cut_behind(self, opcode: int) -> None:
@@ -51,7 +53,7 @@ class Direction:
         Then ends its connection, once. 0x56 is DCP's snapshot marker, 0x57 a mutation.
         """
         if not 0 <= opcode <= 0xFF:
-            raise ConfigError(f"an opcode is one byte, not {opcode}")
+            raise ConfigError(f"cut_behind: opcode is {opcode}; it must be 0 to 255")
         self._gate.behind = opcode
 
     def stall(self) -> None:
@@ -124,6 +126,11 @@ class ChaosProxy:
             self._thread.join()
         self._loop.close()
         self._place.close()
+
+    def __del__(self) -> None:
+        if self._thread.is_alive():
+            where = f"{self.host}:{self.port}"
+            warn_unclosed(self, where, "use it in a with block, or call stop()")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -199,8 +206,17 @@ class ChaosProxy:
 
     async def _accept(self) -> None:
         if self._listener is None:
+            # The thread must not keep a proxy alive that its user has dropped.
+            connected = WeakMethod(self._connected)
+
+            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                if accept := connected():
+                    accept(reader, writer)
+                else:
+                    writer.transport.abort()
+
             self._listener = await asyncio.start_server(
-                self._connected, self.host, self.port, limit=CHUNK, reuse_port=True
+                accepted, self.host, self.port, limit=CHUNK, reuse_port=True
             )
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

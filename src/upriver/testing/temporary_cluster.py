@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .._unclosed import warn_unclosed
 from ..cluster import cluster_state
 from ..cluster.cluster_start import create, start_manager
 from ..cluster.control_socket import call
@@ -58,10 +59,16 @@ class TemporaryCluster:
             lease=lease,
         )
         self._writer: Writer | None = None
+        self._started = False
 
     def start(self) -> dict[str, Any]:
         """Starts the processes that do not run, and returns the status when all are ready."""
+        self._started = True
         return start_manager(self.directory)
+
+    def __del__(self) -> None:
+        if getattr(self, "_started", False):
+            warn_unclosed(self, self.directory, "use it in a with block, or call stop()")
 
     def stop(self) -> None:
         if self._writer is not None:
@@ -75,6 +82,7 @@ class TemporaryCluster:
             self.start()
             self.run("stop")
         reap(self.directory)
+        self._started = False
         if self._passing is not None:
             self._passing.cleanup()
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from .._unclosed import warn_unclosed
 from ..producer.bootstrap.cluster_config import NodeAddress
 from ..producer.embedded import Producer
 from ..producer.server_settings import ServerSettings
@@ -77,6 +78,12 @@ class TemporaryProducer(BucketScript):
         self._loop.close()
         if self._directory is not None:
             self._directory.cleanup()
+
+    def __del__(self) -> None:
+        thread = getattr(self, "_thread", None)
+        if thread is not None and thread.is_alive():
+            how = "use it in a with block, or call stop()"
+            warn_unclosed(self, f"the bucket {self._bucket_name}", how)
 
     def restart(self) -> None:
         """Stops the server and starts it again on the same port with the same data.

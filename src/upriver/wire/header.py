@@ -36,6 +36,11 @@ _HEADER = struct.Struct(
     "Q"  # cas
 )
 HEADER_SIZE: Final = _HEADER.size
+#: The offset of a request's vbucket.
+VBUCKET_AT: Final = 6
+_VBUCKET = struct.Struct(">H")
+_CAS = struct.Struct(">Q")
+_CAS_AT: Final = HEADER_SIZE - _CAS.size
 #: The header of stored frames, as a format of `struct`; their opaque is 0.
 STORED_HEADER: Final = (
     "B"  # magic
@@ -77,13 +82,23 @@ class Header(NamedTuple):
         return self.magic in (SERVER_REQUEST, SERVER_RESPONSE)
 
 
-def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
-    """Parses the header at ``offset``, where 24 bytes must be; no field is validated."""
-    magic, opcode, keys, extras, datatype, vbucket, body, opaque, cas = _HEADER.unpack_from(
-        data, offset
-    )
+def parse_header(data: bytes | bytearray | memoryview) -> Header:
+    """Parses the first 24 bytes, which must be there; no field is validated."""
+    magic, opcode, keys, extras, datatype, vbucket, body, opaque, cas = _HEADER.unpack_from(data)
     frames, key = (keys >> 8, keys & 0xFF) if magic in _FLEXIBLE else (0, keys)
     return Header(magic, opcode, frames, key, extras, datatype, vbucket, body, opaque, cas)
+
+
+def vbucket_of(packet: bytes) -> int:
+    """The vbucket in the header of a request."""
+    vbucket: int = _VBUCKET.unpack_from(packet, VBUCKET_AT)[0]
+    return vbucket
+
+
+def cas_of(packet: bytes) -> int:
+    """The CAS in the header."""
+    cas: int = _CAS.unpack_from(packet, _CAS_AT)[0]
+    return cas
 
 
 def pack_header(header: Header) -> bytes:

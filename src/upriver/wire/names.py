@@ -7,6 +7,11 @@ have their bits here.
 from __future__ import annotations
 
 from enum import Enum, IntFlag, StrEnum, auto
+from typing import Final, Literal, get_args
+
+#: The drafts that a client can be told to speak; "auto" tries them in this order.
+DialectName = Literal["auto", "dcp", "001", "000", "002"]
+DIALECT_NAMES: Final[tuple[str, ...]] = get_args(DialectName)
 
 
 class Command(StrEnum):

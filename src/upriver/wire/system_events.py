@@ -57,9 +57,9 @@ class _Table:
         if self._vtable_size < 2 * _U16.size:
             raise ValueError(f"the vtable has only {self._vtable_size} bytes")
 
-    def number(self, field: int, kind: struct.Struct, default: int = 0) -> int:
+    def number(self, field: int, kind: struct.Struct) -> int:
         place = self._place(field)
-        return default if place is None else self._read(kind, place, f"field {field}")
+        return 0 if place is None else self._read(kind, place, f"field {field}")
 
     def text(self, field: int) -> str:
         place = self._place(field)

@@ -262,6 +262,12 @@ SCHEMA = (
 )
 
 
+def json_columns(schema: str, *, rescues: bool = True) -> JsonColumns:
+    """From Spark's JSON of a schema."""
+    types = {member["name"]: member["type"] for member in json.loads(schema)["fields"]}
+    return JsonColumns(types, rescues=rescues)
+
+
 @pytest.mark.parametrize(
     ("value", "member", "wanted"),
     [
@@ -290,14 +296,14 @@ def test_json_members_become_columns_or_the_value_is_kept(
     value: bytes, member: str, wanted: Any
 ) -> None:
     values = pa.array([value], pa.binary())
-    parsed = JsonColumns.of_spark(SCHEMA, rescues=False).parse(values)
+    parsed = json_columns(SCHEMA, rescues=False).parse(values)
     (found,), (kept,) = parsed.columns[member].to_pylist(), parsed.corrupt.to_pylist()
     (reason,) = parsed.reasons
     if wanted in ("misfit", "no JSON"):
         assert (found, kept) == (None, value)
         assert reason is not None
         assert ("no JSON" in reason) == (wanted == "no JSON")
-        saved = JsonColumns.of_spark(SCHEMA).parse(values)
+        saved = json_columns(SCHEMA).parse(values)
         (rescued,) = saved.rescued.to_pylist()
         is_object = wanted == "misfit" and value.startswith(b"{")
         assert (rescued is not None) == is_object
@@ -332,7 +338,7 @@ def test_columns_that_are_converted_at_once_are_those_that_are_converted_one_by_
 ) -> None:
     kinds = {"s": "string", "l": "long", "d": "double", "b": "boolean"}
     fields = [{"name": n, "type": k, "nullable": True, "metadata": {}} for n, k in kinds.items()]
-    columns = JsonColumns.of_spark(json.dumps({"type": "struct", "fields": fields}))
+    columns = json_columns(json.dumps({"type": "struct", "fields": fields}))
 
     def parsed() -> str:
         done = columns.parse(pa.array(values, pa.binary()))

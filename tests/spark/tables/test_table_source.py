@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars
 import pytest
@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up, rows_of
 
+from upriver.settings.option_types import TableOptions
 from upriver.spark import read_table, register
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.upkeep.manual_maintenance import compact
@@ -56,8 +57,16 @@ def test_rows_versions_columns_and_filters(
         read_table(spark, table, columns=["nothing"])
     with pytest.raises(PySparkException, match="has no version 99"):
         read_table(spark, table, version_as_of=99).count()
-    with pytest.raises(PySparkException, match="no option of upriver-table"):
-        read_table(spark, table, version="1")
+    for wrong, said in (
+        ({"version": "1"}, "there is no option 'version'; did you mean versionAsOf"),
+        ({"version_as_of": "new"}, "versionAsOf: 'new' is wrong; expected: number"),
+        ({"read_change_feed": "yes"}, "readChangeFeed: 'yes' is wrong; expected: true or false"),
+        ({"read_change_feed": True}, "readChangeFeed: give startingVersion"),
+    ):
+        with pytest.raises(PySparkException, match=said):
+            read_table(spark, table, **cast("TableOptions", wrong))
+    with pytest.raises(PySparkException, match="takes one path"):
+        spark.read.format("upriver-table").load([str(table), str(table)])
     with pytest.raises(PySparkException, match="there is no Delta table"):
         read_table(spark, tmp_path / "none")
 

@@ -12,9 +12,9 @@ import click
 from ...errors import ConfigError
 from ..result_exit_codes import ResultCommand
 from ..setting_options import (
-    DIALECTS,
     access_options,
     collection_options,
+    dialect_option,
     json_option,
     source_argument,
 )
@@ -22,8 +22,8 @@ from ..wait_messages import waiting_for
 
 if TYPE_CHECKING:
     from ...consumer.checkpoints.position_check import PositionVerdict
-    from ...consumer.reader_settings import DialectName
     from ...consumer.transport.access import Access
+    from ...wire.names import DialectName
 
 _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 
@@ -38,7 +38,7 @@ _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
     help="The checkpoint file of the reader; it is not changed.",
 )
 @collection_options
-@click.option("--dialect", type=click.Choice(DIALECTS), default="auto", help="The draft to speak.")
+@dialect_option
 @click.option("--all", "show_all", is_flag=True, help="Print those that are accepted too.")
 @json_option("One JSON object instead of a table.")
 @access_options

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import Enum, Flag
 from pathlib import Path
@@ -15,12 +16,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ...errors import DecodeError
-from ...wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
+from ...wire.dialects import Dcp, Dialect, Draft002
+from ...wire.dialects.by_name import DIALECTS
 from ...wire.dissect import FieldView, dissect
 from ...wire.framing import Framer
 from ...wire.lenient import LenientReading, read_as, readings
 from ...wire.messages import Message, Response
-from ...wire.names import Command
+from ...wire.names import DIALECT_NAMES, Command
 from ..decode.hex_dump_parser import pieces_of_file, pieces_of_text
 from ..decode.packet_captures import is_capture, pieces_of_capture
 from ..setting_options import json_option
@@ -54,7 +56,7 @@ class _Packet:
 @click.option(
     "-d",
     "--draft",
-    type=click.Choice(["auto", "002", "000", "001", "dcp"]),
+    type=click.Choice(DIALECT_NAMES),
     default="auto",
     show_default=True,
     help="The draft to read in; 004's stream request is part of dcp.",
@@ -101,7 +103,7 @@ def decode(
     cut = [_cut(piece) for piece in pieces]
     leftovers = [leftover for _, leftover in cut if leftover]
     packets_found = [packet for parts, _ in cut for packet in parts]
-    dialect = _DIALECTS[draft](collections) if draft != "auto" else None
+    dialect = _dialect(draft, collections) if draft != "auto" else None
     found = _explain([_read(packet, dialect, collections, sender) for packet in packets_found])
     if as_json:
         _show_json(found, leftovers)
@@ -125,12 +127,9 @@ def _input(packets: tuple[str, ...], file: Path | None) -> Iterable[bytes]:
     return pieces_of_capture(raw) if is_capture(raw) else pieces_of_file(raw)
 
 
-_DIALECTS: dict[str, Callable[[bool], Dialect]] = {
-    "002": lambda collections: Draft002(),
-    "000": lambda collections: Draft000(),
-    "001": lambda collections: Draft001(),
-    "dcp": lambda collections: Dcp(collections=collections),
-}
+def _dialect(draft: str, collections: bool) -> Dialect:
+    kind = DIALECTS[draft]
+    return Dcp(collections=collections) if kind.negotiates else kind()
 
 
 def _cut(piece: bytes) -> tuple[list[bytes], bytes]:
@@ -163,7 +162,7 @@ def _explain(read: list[tuple[bytes, list[LenientReading], str]]) -> list[_Packe
     best = _best_draft([choices for _, choices, _ in read])
     packets = []
     for packet, choices, error in read:
-        ranked = sorted(choices, key=lambda reading: reading.dialect.name != best)
+        ranked = sorted(choices, key=lambda reading: type(reading.dialect) is not best)
         alternatives = tuple(
             other
             for other in ranked[1:]
@@ -183,13 +182,13 @@ def _sent_by(sender: str, choices: list[LenientReading]) -> list[LenientReading]
     return fitting or choices
 
 
-def _best_draft(options: list[list[LenientReading]]) -> str:
+def _best_draft(options: list[list[LenientReading]]) -> type[Dialect] | None:
     """The draft in which most packets of a piece are valid."""
-    scores: dict[str, int] = {}
+    scores: Counter[type[Dialect]] = Counter()
     for choices in options:
         for rank, reading in enumerate(choices):
-            scores[reading.dialect.name] = scores.get(reading.dialect.name, 0) + 10 - rank
-    return max(scores, key=lambda name: scores[name], default="")
+            scores[type(reading.dialect)] += 10 - rank
+    return max(scores, key=scores.__getitem__, default=None)
 
 
 def _from_server(reading: LenientReading) -> bool:
@@ -239,8 +238,8 @@ def _title(packet: _Packet) -> Text:
 
 
 def _draft_name(reading: LenientReading) -> str:
-    name = reading.dialect.name
-    return name if name == "dcp" else f"draft {name}"
+    dialect = reading.dialect
+    return dialect.name if dialect.negotiates else f"draft {dialect.name}"
 
 
 def _command_name(reading: LenientReading) -> str:

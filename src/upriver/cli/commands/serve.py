@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ...errors import ConfigError
 from ...producer.server_settings import (
     DEFAULT_PORT,
     PeerRelease,
@@ -26,6 +24,7 @@ from ...producer.server_settings import (
 )
 from ...session.stream_request import Policy
 from ..common_options import INTERRUPTED, log_level
+from ..setting_options import config_option
 from .dashboard import PAGE_PORTS, PagePort
 
 if TYPE_CHECKING:
@@ -35,24 +34,6 @@ _MIB: Final = 1024 * 1024
 _DEFAULTS: Final = ServerSettings()
 #: Python's own 5 ms would be added to an answer several times over.
 _SWITCH_SECONDS: Final = 0.0005
-
-
-def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
-    """Makes the options of a file the defaults of those that are not given."""
-    if path is None:
-        return
-    try:
-        stored = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} is no TOML: {problem}") from None
-    known = {str(option.name) for option in context.command.params} - {parameter.name}
-    for name, value in stored.items():
-        if name.replace("-", "_") not in known:
-            listed = ", ".join(sorted(option.replace("_", "-") for option in known))
-            raise ConfigError(f"{path}: {name!r} is no option of serve; there are {listed}")
-        if not isinstance(value, str | int):
-            raise ConfigError(f"{path}: {name!r} must be a text, a whole number or a boolean")
-    context.default_map = {name.replace("-", "_"): value for name, value in stored.items()}
 
 
 @click.command()
@@ -171,14 +152,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     help="The address of that page; on another one than loopback it has the server's TLS. With "
     "users, viewers sign in.",
 )
-@click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    help="A TOML file with any of these options; what is given here wins.",
-)
+@config_option
 @click.option("-v", "--verbose", is_flag=True, help="Log every connection.")
 def serve(
     data: Path | None,

@@ -15,9 +15,9 @@ import click
 from ...errors import ConfigError, RemoteProtocolError
 from ..common_options import is_quiet, log_before
 from ..setting_options import (
-    DIALECTS,
     access_options,
     collection_options,
+    dialect_option,
     json_option,
     source_argument,
     vbuckets_option,
@@ -27,8 +27,9 @@ from ..wait_messages import waiting_for
 if TYPE_CHECKING:
     from ...consumer.changes import Change
     from ...consumer.client import Consumer
-    from ...consumer.reader_settings import DialectName, Start
+    from ...consumer.reader_settings import Start
     from ...consumer.transport.access import Access
+    from ...wire.names import DialectName
     from ..tail.change_text import Lines
 
 #: As the rules of groups have it, which are not imported to show help.
@@ -97,7 +98,7 @@ _LEASES: Final = (0.5, 3600.0)
     show_default=True,
     help="After a failover: go back and show it, stop with an error, or go back silently.",
 )
-@click.option("--dialect", type=click.Choice(DIALECTS), default="auto", help="The draft to speak.")
+@dialect_option
 @access_options
 @click.pass_context
 def tail(

@@ -67,7 +67,7 @@ class Member:
     ) -> None:
         shortest, longest = LEASES
         if not shortest <= lease <= longest:
-            raise ConfigError(f"a lease has {shortest:g} to {longest:g} seconds, not {lease:g}")
+            raise ConfigError(f"lease is {lease:g}; it must be {shortest:g} to {longest:g} seconds")
         self.group = group
         self.name = name
         self.lease = lease

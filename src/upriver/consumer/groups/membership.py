@@ -339,8 +339,13 @@ def _still(saved: Saved, vbucket: int, turn: Turn) -> bool:
 def check_settings(settings: ConsumerSettings) -> None:
     """Raises ConfigError for settings that a member of a group cannot have."""
     if settings.end != "never":
-        raise ConfigError("a group reads on and on: leave end out")
+        raise ConfigError(
+            f"end is {settings.end!r}, but members of a group read without an end: leave end out"
+        )
     if settings.vbuckets is not None:
-        raise ConfigError("a group gives its members their vbuckets: leave vbuckets out")
+        raise ConfigError("a group assigns the vbuckets to its members: leave vbuckets out")
     if settings.rollback is RollbackPolicy.STOP:
-        raise ConfigError("a member of a group cannot stop at a rollback; choose another policy")
+        raise ConfigError(
+            "rollback is STOP, but a member of a group cannot stop at a rollback; choose REWIND, "
+            "FAIL or IGNORE"
+        )

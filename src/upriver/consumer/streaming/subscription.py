@@ -9,7 +9,6 @@ application.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeAlias, Unpack
 
+from ..._unclosed import warn_unclosed
 from ...errors import ConfigError
 from ...session.consumer_events import Event
 from ...session.stream_position import Position
@@ -122,18 +122,11 @@ class Subscription(ABC):
 
     def __del__(self) -> None:
         if getattr(self, "_begun", False) and not self._closed:
-            name = type(self).__name__
-            warnings.warn(
-                f"{name} of {self._source} was not closed: use it in {self._block} block, "
-                "or call close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+            warn_unclosed(self, self._source, f"use it in {self._block} block, or call close()")
 
     def _start_once(self) -> None:
         if self._begun or self._closed:
-            raise RuntimeError("a consumer is started once: make another one")
+            raise RuntimeError("a consumer can be started only once: create another one")
         self._begun = True
 
     async def _begin(self, deliver: Callable[[Delivery], None]) -> None:
@@ -168,7 +161,10 @@ class Subscription(ABC):
     async def _begin_again(self, start: Mapping[int, Position], end: Mapping[int, int]) -> None:
         """Streams other seqno ranges over the open connections."""
         if not self._finished or self._settings.persisted_everywhere is not None:
-            raise RuntimeError("only what was read to its end can begin again")
+            raise RuntimeError(
+                "a consumer can read other ranges only when it has reached its end, and without "
+                "persisted_everywhere"
+            )
         self._settings = replace(self._settings, start=start, end=end)
         engine = self._engine
         await engine.start_again(self._settings)

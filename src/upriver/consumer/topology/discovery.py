@@ -99,13 +99,18 @@ class Discovery:
     async def look_again(self, settings: ConsumerSettings) -> None:
         """Finds collections and seqno ranges for a second run over the open connections."""
         self._settings = settings
-        if not self._nodes.connections:
-            raise ConnectionFailed("is not connected any more", "connect again")
+        connection = next(iter(self._nodes.connections.values()), None)
+        if connection is None:
+            source = str(self._topology.source)
+            raise ConnectionFailed("has closed every connection", "connect again", where=source)
+        seconds = settings.connect_timeout
         try:
-            async with asyncio.timeout(settings.connect_timeout):
-                await self._learn_collections(next(iter(self._nodes.connections.values())))
+            async with asyncio.timeout(seconds):
+                await self._learn_collections(connection)
         except TimeoutError:
-            raise ConnectionFailed("gave no sign of life", "connect again") from None
+            raise ConnectionFailed(
+                f"did not answer for {seconds:g} s", "connect again", where=str(connection.address)
+            ) from None
         await self._decide_range()
 
     async def _find_map(self, first: AsyncConnection) -> None:
@@ -130,7 +135,10 @@ class Discovery:
         if topology.has_feature(connection.address, Feature.COLLECTIONS):
             topology.collections = await connection.run(manifest())
         elif settings.collections or settings.scope:
-            raise ConfigError(f"{connection.address} has no collections")
+            raise ConfigError(
+                f"{connection.address} does not support collections; leave collections and scope "
+                "out"
+            )
         self._chosen = topology.collections.chosen(settings.collections, settings.scope)
         if settings.scope:
             scope = topology.collections.scope_id(settings.scope)
@@ -150,9 +158,11 @@ class Discovery:
             wanted &= frozenset(end)
         beyond = sorted(vbucket for vbucket in wanted if not 0 <= vbucket < count)
         if beyond:
-            raise ConfigError(f"the bucket has the vbuckets 0 to {count - 1}, not {beyond[0]}")
+            raise ConfigError(
+                f"there is no vbucket {beyond[0]}: the bucket has the vbuckets 0 to {count - 1}"
+            )
         if not wanted:
-            raise ConfigError("there is no vbucket to read")
+            raise ConfigError("there is no vbucket to read: vbuckets has none of those in end")
         return sorted(wanted)
 
     async def _decide_range(self) -> None:
@@ -173,13 +183,16 @@ class Discovery:
         elif isinstance(start, Mapping):
             self.positions = {vb: start.get(vb, Position()) for vb in wanted}
         else:
-            raise ConfigError(f"{start!r} is no place to start")
+            raise ConfigError(
+                f"start is {start!r}; give 'beginning', 'now', a Checkpoint, or a Position by "
+                "vbucket"
+            )
         if end == "now":
             self.ends = highs
         elif isinstance(end, Mapping):
             self.ends = {vb: end[vb] for vb in wanted}
         elif end != "never":
-            raise ConfigError(f"{end!r} is no place to end")
+            raise ConfigError(f"end is {end!r}; give 'never', 'now', or a seqno by vbucket")
 
     async def high_seqnos(self) -> dict[int, int]:
         """The high seqno of each vbucket that has an active copy."""

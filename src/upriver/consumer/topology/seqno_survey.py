@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Self
 
+from ..._unclosed import warn_unclosed
 from ...errors import ConnectionFailed, ProtocolError, Status, StatusError, UpriverError
 from ...model import FailoverLog
 from ..transport.access import Access
@@ -65,6 +66,11 @@ class Survey:
 
     def close(self) -> None:
         self._nodes.close()
+
+    def __del__(self) -> None:
+        nodes = getattr(self, "_nodes", None)
+        if nodes is not None and nodes.connected:
+            warn_unclosed(self, self._topology.source)
 
     def __enter__(self) -> Self:
         return self

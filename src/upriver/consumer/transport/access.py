@@ -42,11 +42,19 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.user and not self.password:
-            raise ConfigError(f"there is no password for {self.user}")
+            raise ConfigError(
+                f"there is no password for {self.user}: give password, a password file, or set "
+                "UPRIVER_PASSWORD"
+            )
         if self.password and not self.user:
-            raise ConfigError("there is a password, but no user whose it is")
+            raise ConfigError(
+                "there is a password, but no user: give user, or leave the password out"
+            )
         if self.authority is not None and self.insecure:
-            raise ConfigError("an authority is of no use where any certificate is believed")
+            raise ConfigError(
+                f"the CA certificates (authority, caFile, --ca) are {self.authority}, but insecure "
+                "accepts any certificate: give one of the two"
+            )
 
     def credentials(self) -> Credentials | None:
         """User and password for SASL; None to connect without authentication."""
@@ -56,7 +64,7 @@ class Access:
         try:
             context = ssl.create_default_context(cafile=self.authority)
         except (OSError, ssl.SSLError):
-            raise ConfigError(f"{self.authority} holds no certificates") from None
+            raise ConfigError(f"{self.authority} has no CA certificates in PEM format") from None
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

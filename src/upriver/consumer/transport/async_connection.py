@@ -445,7 +445,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if not self._reading:
                 silence.heard(now)  # reading is paused: silence is no fault
             elif silence.is_gone(now):
-                problem = f"gave no sign of life for {2 * silence.interval:g} seconds"
+                problem = f"sent nothing for {2 * silence.interval:g} seconds"
                 self._over(ConnectionFailed(problem, "is it overloaded, or the network cut?"))
                 return
             elif silence.ask_now(now):

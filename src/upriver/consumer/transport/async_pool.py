@@ -15,8 +15,9 @@ from ...errors import (
     UpriverError,
 )
 from ...wire import messages as m
-from ...wire.dialects import Dcp, Draft001
-from ..reader_settings import DIALECTS, ConsumerSettings
+from ...wire.dialects import Dcp
+from ...wire.dialects.by_name import DIALECTS
+from ..reader_settings import ConsumerSettings
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,
@@ -86,7 +87,9 @@ class AsyncNodes:
             return connection
         trouble: UpriverError | None = None
         patience = self._settings.connect_timeout
-        for name in DIALECTS:
+        for name, kind in DIALECTS.items():
+            if self._access.user and not kind.opens_connections:
+                break  # this draft and those after it have no authentication
             connection = self._connection(address, name)
             try:
                 await connection.open(patience=patience)
@@ -106,8 +109,6 @@ class AsyncNodes:
             connection.close()
             if self._settings.needs_dcp:
                 break  # the older drafts lack features that the settings need
-            if self._access.user and name == Draft001.name:
-                break  # the remaining drafts have no authentication
         raise trouble or ConnectionFailed(
             "speaks no draft that we know", "check the address", where=str(address)
         )

@@ -94,12 +94,15 @@ class Source:
         """Parses a connection string; raises `ConfigError` if it is invalid."""
         if "@" in text:
             # the message does not quote the text, because it may contain a password
-            raise ConfigError("a source names no user: a password there would be seen by others")
+            raise ConfigError(
+                "the connection string has a user or password (@), which others could see there; "
+                "give user and password as options"
+            )
         scheme, _, rest = text.partition("://")
         scheme = scheme.lower()
         authority, _, path = rest.partition("/")
         if scheme not in _DEFAULT_PORTS or not authority or "?" in rest or "#" in rest:
-            raise ConfigError(f"{text!r} is no source; it must be {_SHAPE}")
+            raise ConfigError(f"{text!r} is no connection string; it must be {_SHAPE}")
         try:
             hosts = tuple(
                 Address.parse(host.strip(), default_port=_DEFAULT_PORTS[scheme])
@@ -108,7 +111,9 @@ class Source:
             bucket = unquote(path.strip("/"), errors="strict")
             too_long = len(bucket.encode()) > MAX_NAME
         except ValueError as problem:
-            raise ConfigError(f"{text!r} is no source: {problem}; it must be {_SHAPE}") from None
+            raise ConfigError(
+                f"{text!r} is no connection string: {problem}; it must be {_SHAPE}"
+            ) from None
         if len(set(hosts)) != len(hosts):
             raise ConfigError(f"{text!r} names a host twice; it must be {_SHAPE}")
         if not bucket or "/" in bucket:

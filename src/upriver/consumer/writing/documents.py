@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+from ..._unclosed import warn_unclosed
 from ...errors import ConfigError, Status, StatusError
 from ...model import Datatype
 from ...session.client_handshake import refusal_context
@@ -79,6 +80,11 @@ class Documents:
 
     def close(self) -> None:
         self._nodes.close()
+
+    def __del__(self) -> None:
+        nodes = getattr(self, "_nodes", None)
+        if nodes is not None and nodes.connected:
+            warn_unclosed(self, self._topology.source)
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from ..._unclosed import warn_unclosed
 from ...errors import (
     ConfigError,
     ConnectionFailed,
@@ -107,6 +108,7 @@ class Writer:
         on_settled: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.counts = WriterCounts()
+        self._closed = False
         self._settings = settings or WriterSettings()
         self._on_settled = on_settled
         self._selector = selectors.DefaultSelector()
@@ -128,10 +130,15 @@ class Writer:
 
     def close(self) -> None:
         """Closes the connections; edits that were not flushed may or may not be executed."""
+        self._closed = True
         self._selector.close()
         self._nodes.close()
         for pipeline in self._pipelines.values():
             pipeline.connection.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pipelines", None) and not self._closed:
+            warn_unclosed(self, self._topology.source)
 
     def __enter__(self) -> Self:
         return self

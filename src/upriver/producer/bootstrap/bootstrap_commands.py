@@ -370,9 +370,9 @@ class BootstrapCommands:
     def _refusal(
         self, request: m.Request, dialect: Dialect, status: Status, text: str
     ) -> m.Message:
-        if dialect.name == "002":
+        if not dialect.has_memcached_header:
             return m.RequestError(opaque=request.opaque, text=f"{status.name}: {text}")
-        if dialect.name != "dcp":
+        if not dialect.negotiates:
             return _plain(request, dialect, status=status)
         return _plain(request, dialect, status=status, value=_context(text), datatype=self._json)
 

@@ -104,9 +104,9 @@ class HttpRefusal(Exception):
         return HttpResponse(self.status, json.dumps(self._told).encode(), self.headers)
 
 
-def json_response(document: Any, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+def json_response(document: Any) -> HttpResponse:
     """Returns a response with a JSON document."""
-    return HttpResponse(status, json.dumps(document, separators=(",", ":")).encode())
+    return HttpResponse(HTTPStatus.OK, json.dumps(document, separators=(",", ":")).encode())
 
 
 async def read_request(reader: asyncio.StreamReader) -> HttpRequest:

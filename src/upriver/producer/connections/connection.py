@@ -22,6 +22,7 @@ from ...store import Bucket
 from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect, DialectPin, Draft001
+from ...wire.dialects.draft002 import opaque_of
 from ...wire.header import parse_header
 from ...wire.names import Command, Feature
 from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, Delayed, InThread
@@ -386,8 +387,7 @@ class Connection(asyncio.Protocol):
         if not error.usable:
             self.close(str(error))
         elif not self.dialect.has_memcached_header:
-            opaque = int.from_bytes(packet[4:8], "big")
-            self.reply(m.RequestError(opaque=opaque, text=str(error)))
+            self.reply(m.RequestError(opaque=opaque_of(packet), text=str(error)))
         elif (header := parse_header(packet)).is_response:
             self.close(str(error))
         else:

@@ -25,6 +25,7 @@ from ...session.stream_states import ProducerEvent as Event
 from ...session.stream_states import ProducerState as State
 from ...store import Backfill, Bucket, FrameChunk
 from ...wire import canonical
+from ...wire.header import cas_of
 from ...wire.names import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
 from .dropped_documents import without_dropped
@@ -409,7 +410,7 @@ class ActiveStream:
     def _changes(self, chunk: FrameChunk) -> StoredChanges:
         changes = self._shaped(chunk)
         if changes.count and self.state is State.IN_MEMORY:
-            self.oldest_cas = int.from_bytes(chunk.frames[16:24])
+            self.oldest_cas = cas_of(chunk.frames)
         self.bytes_scanned += len(chunk.frames)
         self.messages_sent += changes.count
         self._handed_over = chunk.last_seqno

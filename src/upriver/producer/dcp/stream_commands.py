@@ -42,14 +42,10 @@ logger = logging.getLogger("upriver.producer")
 
 #: Error statuses in a consumer's response that end only one stream. Any other ends the connection.
 _STREAM_NACKS: Final = frozenset(
-    {
-        Status.NOT_MY_VBUCKET,
-        Status.STREAM_NOT_FOUND,
-        Status.OPAQUE_NO_MATCH,
-        Status.NOT_FOUND,
-        Status.EXISTS,
-    }
+    {Status.NOT_MY_VBUCKET, Status.STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH}
 )
+#: The statuses by which consumers before Couchbase 7.0 say the last two of these.
+_OLD_STREAM_NACKS: Final = frozenset({Status.NOT_FOUND, Status.EXISTS})
 #: A control of Upriver: the consumer reports with Seqno Acknowledged what is on its disk. Couchbase
 #: Server does not know this control and refuses it.
 ACKNOWLEDGE_SEQNOS: Final = "acknowledge_seqnos"
@@ -190,7 +186,8 @@ class StreamCommands:
                 stream.acknowledged(Command(response.command))
                 self._make_ready(stream)
             return True
-        if response.status not in _STREAM_NACKS:
+        old = not options.v7_status_codes and response.status in _OLD_STREAM_NACKS
+        if not old and response.status not in _STREAM_NACKS:
             return False
         if stream is not None:
             logger.info(

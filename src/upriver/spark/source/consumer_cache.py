@@ -57,7 +57,7 @@ def consumer_for(
     consumer = _take(key)
     if consumer is not None and not anew:
         try:
-            consumer.start_again(start, end)
+            consumer._start_again(start, end)
             return consumer
         except UpriverError:
             pass  # a new consumer reports the error if it is more than a lost connection

@@ -34,7 +34,6 @@ class LagMeter:
     def __init__(
         self,
         driver: Driver,
-        shown: Offset | None = None,
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self._driver: Driver | None = driver
@@ -45,7 +44,7 @@ class LagMeter:
         self._looks: deque[tuple[float, dict[int, int]]] = deque(maxlen=_MOST_LOOKS)
         self._equal_at = clock()
         #: Up to where readers of the table see everything.
-        self.shown = shown
+        self.shown: Offset | None = None
 
     def choose(self, options: ReadOptions | None) -> None:
         """Measures other collections from now on; None if there is none to read."""

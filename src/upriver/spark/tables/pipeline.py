@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from ... import telemetry
+from ..._unclosed import warn_unclosed
 from ...errors import ConfigError, UpriverError
 from ..source.admission import Limits
 from ..source.offsets import Offset
@@ -63,15 +64,17 @@ _SAMPLE: Final = 10_000
 class Pipeline:
     """A pipeline that runs; it is left with `stop`, or by itself if it is to run once."""
 
-    def __init__(self, book: ProgressBook, meter: LagMeter) -> None:
-        self._book = book
+    def __init__(self, table: str, book: ProgressBook, meter: LagMeter) -> None:
+        self._table = table
         self._meter = meter
-        self._ended = threading.Event()
-        self._stopped = threading.Event()
-        self._failure: UpriverError | None = None
+        self._running = _Run(book)
+
+    def __del__(self) -> None:
+        if self._running.is_active:
+            warn_unclosed(self, self._table, "call stop()")
 
     def status(self) -> PipelineStatus:
-        return self._book.status()
+        return self._running.book.status()
 
     def lag(self) -> int | None:
         """How many seqnos readers of the table are behind the bucket now; asks its nodes."""
@@ -80,19 +83,33 @@ class Pipeline:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it has ended, and says whether it has; UpriverError if it has failed."""
-        ended = self._ended.wait(timeout)
-        if self._failure is not None:
-            raise self._failure
+        ended = self._running.ended.wait(timeout)
+        if self._running.failure is not None:
+            raise self._running.failure
         return ended
 
     def stop(self) -> None:
         """Ends it after the batch that is under way."""
-        self._stopped.set()
-        self._ended.wait()
+        self._running.stopped.set()
+        self._running.ended.wait()
 
     def run(self, work: BatchLoop, held: ExitStack) -> None:
         """Starts the work; what is ``held`` is closed when it has ended."""
-        closing = held.pop_all()
+        self._running.start(work, held.pop_all())
+
+
+class _Run:
+    """The thread of a pipeline, which does not keep the `Pipeline` itself alive."""
+
+    def __init__(self, book: ProgressBook) -> None:
+        self.book = book
+        self.is_active = False
+        self.ended = threading.Event()
+        self.stopped = threading.Event()
+        self.failure: UpriverError | None = None
+
+    def start(self, work: BatchLoop, closing: ExitStack) -> None:
+        self.is_active = True
         threading.Thread(
             target=self._run, args=(work, closing), name="upriver pipeline", daemon=True
         ).start()
@@ -100,13 +117,14 @@ class Pipeline:
     def _run(self, work: BatchLoop, closing: ExitStack) -> None:
         try:
             with closing:
-                work.run(self._stopped)
-            self._book.close("stopped" if self._stopped.is_set() else "done")
+                work.run(self.stopped)
+            self.book.close("stopped" if self.stopped.is_set() else "done")
         except Exception as problem:  # of Spark, of Java, of ours: whatever ended it
-            self._failure = as_ours(problem)
-            self._book.close("failed")
+            self.failure = as_ours(problem)
+            self.book.close("failed")
         finally:
-            self._ended.set()
+            self.is_active = False
+            self.ended.set()
 
 
 class BatchLoop:

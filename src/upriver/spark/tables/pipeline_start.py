@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ... import _entropy
 from ...errors import ConfigError
+from ...settings.setting import text_of
 from ..session import use_this_interpreter
 from ..source.consumer_cache import close_cached
 from ..source.stream_driver import Driver
@@ -82,8 +83,8 @@ def start_pipeline(
             shape = _shape(settings, held)
             identity |= {
                 SHAPE: shape.to_property(),
-                PER_COLLECTION: str(settings.table_per_collection).lower(),
-                MERGE_ON_READ: str(settings.merge_on_read).lower(),
+                PER_COLLECTION: text_of(settings.table_per_collection),
+                MERGE_ON_READ: text_of(settings.merge_on_read),
             }
         changed = None
         if held is not None:
@@ -100,7 +101,7 @@ def start_pipeline(
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
-        pipeline = Pipeline(book, meter)
+        pipeline = Pipeline(place.storage.url, book, meter)
         if callable(spark):
             is_small = total is not None and total < SMALL_BATCH and not changed
             spark = None if is_small else spark()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from ...errors import ConfigError
+from ...settings.all_settings import GROUPS
 from ...settings.setting import Given, camel, text_of
 from ..options import ReadOptions
 from ..source.offsets import SourceIdentity
@@ -76,7 +77,7 @@ class PipelineSettings:
     widen_to_text: bool = False
     keep_deleted: bool = False
     table_per_collection: bool = False
-    groups: int = 64
+    groups: int = GROUPS
 
     @classmethod
     def parse(cls, name: str, source: str, options: Mapping[str, Any]) -> Self:
@@ -125,9 +126,8 @@ class PipelineSettings:
                 for name, text in by_collection("rename", given["rename"]).items()
             },
             value_schemas=by_collection("valueSchema", given["valueSchema"]),
-            **given.fields("tablePerCollection", "groups"),
+            **given.fields("tablePerCollection", "groups", "mergeOnRead"),
             **({} if kind.versions else given.fields("widenToText", "keepDeleted")),
-            merge_on_read=given["mergeOnRead"] == "true",
         )
         made._require_collections()
         return made

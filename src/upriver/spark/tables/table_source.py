@@ -1,12 +1,5 @@
 """Tables in Spark without a jar: the format ``upriver-table``, read by the executors' Python.
 
-    path            the table
-    versionAsOf     an older version; the newest if not given
-    columns         the columns to read, with commas; all if not given
-    readChangeFeed  true: what is different between two versions, instead of rows
-    startingVersion, endingVersion   these versions; the last is the newest if not given
-    storageOptions  of an object store, as a JSON object
-
 Deletion vectors are applied. Files that a filter on a whole-number column rules out are not read.
 A change feed has the column ``_change_type``: insert, update_preimage, update_postimage or delete.
 """
@@ -16,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +18,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from ...errors import ConfigError
+from ...settings.option_types import TableOptions
+from ...settings.setting import camel, text_of
 from ..functions.parse import parse
 from ..runtime.internals import may_push_filters
 from ..source.filter_classes import (
@@ -38,29 +33,27 @@ from ..source.filter_classes import (
 )
 from .format.data_files import GROUP, VALID_TO, cast_rows, read_rows
 from .format.deletion_vectors import read_vector, rows_of
-from .format.delta_log import DataFile, TableSnapshot, read_snapshot
+from .format.delta_log import DataFile, TableSnapshot
 from .format.key_index import NAME_COLUMNS
 from .format.storage import Storage
 from .settings import storage_options
+from .table_options import TableReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NAME: Final = "upriver-table"
 CHANGE_TYPE: Final = "_change_type"
-_OPTIONS: Final = {
-    name.lower(): name
-    for name in (
-        *("path", "versionAsOf", "columns", "readChangeFeed", "startingVersion"),
-        *("endingVersion", "storageOptions", "pushFilters"),
-    )
-}
 #: Bytes of files that one task reads.
 _TASK_BYTES: Final = 64 * 1024 * 1024
 
 
 def read_table(
-    spark: SparkSession, table: str | os.PathLike[str], *, variant: bool = False, **options: Any
+    spark: SparkSession,
+    table: str | os.PathLike[str],
+    *,
+    variant: bool = False,
+    **options: Unpack[TableOptions],
 ) -> DataFrame:
     """A table as a frame; ``options`` are those of the format ``upriver-table``.
 
@@ -71,20 +64,8 @@ def read_table(
     from ..session import register
 
     register(spark)
-    chosen: dict[str, str] = {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        spelled = "".join(
-            part if not at else part.capitalize() for at, part in enumerate(name.split("_"))
-        )
-        if isinstance(value, Mapping):
-            value = json.dumps({str(one): str(text) for one, text in value.items()})
-        elif isinstance(value, (list, tuple)):
-            value = ",".join(value)
-        chosen[spelled] = str(value).lower() if isinstance(value, bool) else str(value)
-    given = storage_options(chosen.pop("storageOptions", None))
-    storage = Storage.parse(table, given)
+    chosen = {camel(name): text_of(value) for name, value in options.items() if value is not None}
+    storage = Storage.parse(table, storage_options(chosen.pop("storageOptions", None)))
     if storage.options:  # the driver's environment is not that of the executors
         chosen["storageOptions"] = json.dumps(dict(storage.options))
     rows = spark.read.format(NAME).options(**chosen).load(storage.url)
@@ -105,58 +86,23 @@ class TableSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def _given(self) -> dict[str, str]:
-        given = {}
-        for name, value in self.options.items():
-            if name.lower() not in _OPTIONS:
-                raise ConfigError(
-                    f"{name} is no option of {NAME}; there are {', '.join(_OPTIONS.values())}"
-                )
-            given[_OPTIONS[name.lower()]] = value
-        if not given.get("path"):
-            raise ConfigError(f"{NAME}: give the table in load(...)")
-        return given
-
     def schema(self) -> StructType:
-        given = self._given()
-        fields = StructType.fromJson(json.loads(_snapshot(given).schema))
-        if names := _columns(given):
+        options = TableReadOptions.parse(self.options)
+        fields = StructType.fromJson(json.loads(options.snapshot(options.version_as_of).schema))
+        if names := options.columns:
             if missing := [name for name in names if name not in fields.names]:
                 raise ConfigError(f"columns: the table has no column {missing[0]}")
             fields = StructType([fields[name] for name in names])
-        if _is_feed(given):
+        if options.read_change_feed:
             fields = StructType([*fields.fields]).add(CHANGE_TYPE, StringType())
         return fields
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        given = self._given()
-        if _is_feed(given):
-            return ChangeFeedReader(given, schema)
-        wanted = given.get("pushFilters", "").lower() == "true" and may_push_filters("pushFilters")
-        return (_FilteringReader if wanted else TableReader)(given, schema)
-
-
-def _storage(given: Mapping[str, str]) -> Storage:
-    return Storage.parse(given["path"], storage_options(given.get("storageOptions")))
-
-
-def _snapshot(given: Mapping[str, str], option: str = "versionAsOf") -> TableSnapshot:
-    storage = _storage(given)
-    text = given.get(option)
-    if text is not None and not text.isdecimal():
-        raise ConfigError(f"{option}: {text!r} is no version of a table")
-    found = read_snapshot(storage, int(text) if text is not None else None)
-    if found is None:
-        raise ConfigError(f"there is no Delta table at {storage.url}")
-    return found
-
-
-def _is_feed(given: Mapping[str, str]) -> bool:
-    return given.get("readChangeFeed", "false").lower() == "true"
-
-
-def _columns(given: Mapping[str, str]) -> list[str]:
-    return [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
+        options = TableReadOptions.parse(self.options)
+        if options.read_change_feed:
+            return ChangeFeedReader(options, schema)
+        wanted = options.push_filters and may_push_filters("pushFilters")
+        return (_FilteringReader if wanted else TableReader)(options, schema)
 
 
 class _Files(InputPartition):
@@ -169,16 +115,16 @@ class _Files(InputPartition):
 class TableReader(DataSourceReader):
     """The rows of a version."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._given = dict(given)
+    def __init__(self, options: TableReadOptions, schema: StructType) -> None:
+        self._options = options
         self._names = schema.names
         self._filters: list[Filter] = []
 
     def __repr__(self) -> str:
-        return f"{NAME} {self._given['path']}"
+        return f"{NAME} {self._options.path}"
 
     def partitions(self) -> Sequence[InputPartition]:
-        snapshot = _snapshot(self._given)
+        snapshot = self._options.snapshot(self._options.version_as_of)
         parts: list[list[DataFile]] = [[]]
         size = 0
         for file in sorted(snapshot.files.values(), key=lambda file: -file.size):
@@ -195,7 +141,7 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Files)
-        storage = _storage(self._given)
+        storage = self._options.storage
         for file in partition.files:
             for rows in read_rows(storage, file, self._names):
                 yield cast_rows(rows, partition.schema)
@@ -246,18 +192,16 @@ class _Group(InputPartition):
 class ChangeFeedReader(DataSourceReader):
     """What is different between two versions of a mirror, document by document."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._given = dict(given)
+    def __init__(self, options: TableReadOptions, schema: StructType) -> None:
+        self._options = options
         self._names = [name for name in schema.names if name != CHANGE_TYPE]
-        if "startingVersion" not in given:
-            raise ConfigError("readChangeFeed: give startingVersion")
 
     def __repr__(self) -> str:
-        return f"{NAME} {self._given['path']}"
+        return f"{NAME} {self._options.path}"
 
     def partitions(self) -> Sequence[InputPartition]:
-        old = _snapshot(self._given, "startingVersion")
-        new = _snapshot(self._given, "endingVersion")
+        old = self._options.snapshot(self._options.starting_version)
+        new = self._options.snapshot(self._options.ending_version)
         if missing := [name for name in NAME_COLUMNS if name not in _names(new)]:
             raise ConfigError(f"readChangeFeed: the table has no column {missing[0]}: no mirror")
         if VALID_TO in _names(new):
@@ -283,7 +227,7 @@ class ChangeFeedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Group)
-        storage = _storage(self._given)
+        storage = self._options.storage
         wanted = list(dict.fromkeys([*NAME_COLUMNS, *self._names, "seqno", "cas", GROUP]))
         before = _rows(storage, partition.before, partition.group, wanted)
         after = _rows(storage, partition.after, partition.group, wanted)

@@ -204,25 +204,18 @@ def _there(
 
     What was dropped has no documents, and a batch read would refuse its name.
     """
+    inside = [name for name in live if not read.scope or name.startswith(f"{read.scope}.")]
+    wanted = sorted(name for name in inside if not read.collections or name in read.collections)
+    named = bool(read.collections)
     if own:  # the collections of each part are named
-        wanted = [name for name in read.collections or live if name in live]
-        wanted = [name for name in wanted if not read.scope or name.startswith(f"{read.scope}.")]
         wanted = [name for name in wanted if (name == part if part else name not in own)]
-        others = {
-            name: text
-            for name, text in options.items()
-            if name.lower() not in ("collections", "scope")
-        }
-        chosen = {"collections": ",".join(sorted(wanted))} if wanted else {}
-        return others | chosen, bool(wanted)
-    found = [name for name in read.collections if name in live]
-    is_there = not read.scope or any(name.startswith(f"{read.scope}.") for name in live)
-    others = {name: text for name, text in options.items() if name.lower() != "collections"}
-    if not read.collections:
-        if not is_there:
-            others = {name: text for name, text in others.items() if name.lower() != "scope"}
-        return others, is_there
-    return others | ({"collections": ",".join(found)} if found else {}), bool(found)
+        named = True
+    # a scope, or the whole bucket, is read by its own name, also what is created meanwhile
+    dropped = {"collections", "scope"} if named or not wanted else {"collections"}
+    chosen = {name: text for name, text in options.items() if name.lower() not in dropped}
+    if named and wanted:
+        chosen["collections"] = ",".join(wanted)
+    return chosen, bool(wanted) or not (named or read.scope)
 
 
 def _mirror(

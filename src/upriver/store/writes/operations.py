@@ -53,14 +53,22 @@ def apply_all(group: WriteGroup, changes: Sequence[c.ChangeRequest]) -> list[c.O
     return outcomes
 
 
+def _found(
+    group: WriteGroup, vbucket: int, key: bytes
+) -> tuple[Progress, int, bytes, StoredRecord | None, StoredRecord | None]:
+    """Returns progress, collection and path of a document, its record, and that if it is live."""
+    progress = group.active[vbucket]
+    collection = check_key(group.collections, key)
+    path = vbucket_key(vbucket) + key
+    old = current(group, progress, path)
+    return progress, collection, path, old, live_record(group, old)
+
+
 def _existing(
     group: WriteGroup, vbucket: int, key: bytes, cas: int = 0, status: Status = Status.NOT_FOUND
 ) -> tuple[Progress, int, bytes, StoredRecord]:
     """Returns progress, collection, path and record of a document. Refuses if it is missing."""
-    progress = group.active[vbucket]
-    collection = check_key(group.collections, key)
-    path = vbucket_key(vbucket) + key
-    live = live_record(group, current(group, progress, path))
+    progress, collection, path, _, live = _found(group, vbucket, key)
     if live is None:
         raise missing(key, status)
     check_cas(cas, live, key)
@@ -175,22 +183,14 @@ def _store(
 
 
 def _set(group: WriteGroup, change: c.SetDocument) -> c.Applied:
-    vbucket, key = change.vbucket, change.key
-    progress = group.active[vbucket]
-    collection = check_key(group.collections, key)
-    path = vbucket_key(vbucket) + key
-    old = current(group, progress, path)
-    live = live_record(group, old)
-    check_cas(change.cas, live, key)
+    progress, collection, path, old, live = _found(group, change.vbucket, change.key)
+    check_cas(change.cas, live, change.key)
     return _store(group, change, progress, collection, path, old, live)
 
 
 def _add(group: WriteGroup, change: c.AddDocument) -> c.Applied:
-    progress = group.active[change.vbucket]
-    collection = check_key(group.collections, change.key)
-    path = vbucket_key(change.vbucket) + change.key
-    old = current(group, progress, path)
-    if live_record(group, old) is not None:
+    progress, collection, path, old, live = _found(group, change.vbucket, change.key)
+    if live is not None:
         raise StoreRefusal(Status.EXISTS, f"there is a document {key_name(change.key)}")
     return _store(group, change, progress, collection, path, old, None)
 
@@ -228,11 +228,7 @@ def _extend(
 
 def _count(group: WriteGroup, change: c.Counter) -> c.Applied:
     vbucket, key = change.vbucket, change.key
-    progress = group.active[vbucket]
-    collection = check_key(group.collections, key)
-    path = vbucket_key(vbucket) + key
-    old = current(group, progress, path)
-    live = live_record(group, old)
+    progress, collection, path, old, live = _found(group, vbucket, key)
     check_cas(change.cas, live, key)
     xattrs: dict[str, bytes] = {}
     if live is None:

@@ -14,7 +14,7 @@ from ...errors import DecodeError, Status, StoreRefusal
 from ...wire import canonical, stored_prepares
 from ...wire import messages as m
 from ...wire.dialects.dcp import Dcp
-from ...wire.header import REQUEST
+from ...wire.header import HEADER_SIZE, REQUEST, VBUCKET_AT
 from ..manifest import ManifestEvent
 from ..rocksdb_layout import (
     RecordKind,
@@ -36,9 +36,7 @@ _HEAD = struct.Struct(
     "I"  # opaque
 )
 _VBUCKET = struct.Struct(">H")
-_VBUCKET_AT: Final = 6
 _SEQNO = struct.Struct(">Q")
-_SEQNO_AT: Final = 24
 
 
 def encode(event: ManifestEvent, vbucket: int, seqno: int) -> bytes:
@@ -47,8 +45,8 @@ def encode(event: ManifestEvent, vbucket: int, seqno: int) -> bytes:
     Each event is stored once per vbucket, so only vbucket and seqno are packed into a template.
     """
     frame = bytearray(_template(event))
-    _VBUCKET.pack_into(frame, _VBUCKET_AT, vbucket)
-    _SEQNO.pack_into(frame, _SEQNO_AT, seqno)
+    _VBUCKET.pack_into(frame, VBUCKET_AT, vbucket)
+    _SEQNO.pack_into(frame, HEADER_SIZE, seqno)
     return bytes(frame)
 
 
@@ -59,14 +57,14 @@ def _template(event: ManifestEvent) -> bytes:
 
 def is_canonical(frame: bytes, vbucket: int) -> bool:
     """Whether a received frame has the stored form: valid opcode, length, vbucket and opaque."""
-    if len(frame) < _SEQNO_AT + _SEQNO.size:
+    if len(frame) < HEADER_SIZE + _SEQNO.size:
         return False
     magic, opcode, frame_vbucket, body, opaque = _HEAD.unpack_from(frame)
     return (
         magic == REQUEST
         and (opcode in canonical.STORED_OPCODES or stored_prepares.is_prepare(frame))
         and frame_vbucket == vbucket
-        and body == len(frame) - _SEQNO_AT
+        and body == len(frame) - HEADER_SIZE
         and opaque == 0
     )
 

@@ -123,17 +123,14 @@ class Network:
         link.ends[0].begin(protocol)
         return link.ends[0], protocol
 
-    def process_ended(self, process: Process, *, silently: bool = False) -> None:
+    def process_ended(self, process: Process) -> None:
         """Ends the connections of a process that was killed."""
         for port, (owner, _) in list(self._listeners.items()):
             if owner is process:
                 del self._listeners[port]
         for link in list(self.links):
             if any(end.process is process for end in link.ends):
-                if silently:
-                    link.go_silent(late_reset=_LATE_RESET)
-                else:
-                    link.reset("the peer's process ended")
+                link.reset("the peer's process ended")
 
     def forget(self, link: Link) -> None:
         if link in self.links:

@@ -189,10 +189,9 @@ class TableWorld(World):
             for key, value in self.documents(vb).items()
         }
 
-    def maintain(self, seconds: float, *, skew: float = 0.0, times: int = 1) -> SimulatedThread:
+    def maintain(self, seconds: float, *, times: int = 1) -> SimulatedThread:
         """Cares for the table, as ``upriver compact`` does; versions that old are let go."""
         process = self.new_process("maintenance")
-        process.skew = skew
 
         def work() -> None:
             for _ in range(times):

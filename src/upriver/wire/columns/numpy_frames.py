@@ -68,10 +68,14 @@ STREAM_ID_TAG: Final = 0x22
 _NO_CHANGE, MUTATION, DELETION_1, DELETION_2, EXPIRATION = range(5)
 _OPCODES: Final = Dcp.table.opcodes
 _KINDS: Final = np.zeros(1 << 16, np.uint8)
-_KINDS[_OPCODES[Command.MUTATION] << 8 | 31] = MUTATION
-_KINDS[_OPCODES[Command.DELETION] << 8 | 18] = DELETION_1
-_KINDS[_OPCODES[Command.DELETION] << 8 | 21] = DELETION_2
-_KINDS[_OPCODES[Command.EXPIRATION] << 8 | 20] = EXPIRATION
+(MUTATION_EXTRAS,) = Dcp.table.extras_sizes(Command.MUTATION)
+#: Of a deletion without its time, and with it.
+DELETION_1_EXTRAS, DELETION_2_EXTRAS = Dcp.table.extras_sizes(Command.DELETION)
+(EXPIRATION_EXTRAS,) = Dcp.table.extras_sizes(Command.EXPIRATION)
+_KINDS[_OPCODES[Command.MUTATION] << 8 | MUTATION_EXTRAS] = MUTATION
+_KINDS[_OPCODES[Command.DELETION] << 8 | DELETION_1_EXTRAS] = DELETION_1
+_KINDS[_OPCODES[Command.DELETION] << 8 | DELETION_2_EXTRAS] = DELETION_2
+_KINDS[_OPCODES[Command.EXPIRATION] << 8 | EXPIRATION_EXTRAS] = EXPIRATION
 #: Whether a kind may have a datatype.
 _DATATYPES: Final = np.zeros((5, 256), np.bool_)
 _DATATYPES[[MUTATION, EXPIRATION], :8] = True

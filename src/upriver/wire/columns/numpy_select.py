@@ -19,10 +19,14 @@ from ..dialects.dcp import Dcp
 from ..header import FLEX_REQUEST, HEADER_SIZE, REQUEST
 from ..names import Command
 from .numpy_frames import (
+    DELETION_1_EXTRAS,
     DELETION_2,
+    DELETION_2_EXTRAS,
     EXPIRATION,
+    EXPIRATION_EXTRAS,
     HEADER,
     MUTATION,
+    MUTATION_EXTRAS,
     STREAM_ID_SIZE,
     STREAM_ID_TAG,
     Bytes,
@@ -49,12 +53,10 @@ _STREAM_ID = struct.Struct(
     "B"  # tag and size
     "H"  # stream id
 )
-#: The extras of the longest change, and of a deletion with and without its time.
-_MOST_EXTRAS: Final = 31
-_DELETION_EXTRAS: Final = 21
-_SHORT_DELETION_EXTRAS: Final = 18
-_TIME_END: Final = 20
-_SEQNOS_END: Final = 16
+#: Where the seqnos, with which all extras begin, and a time of deletion after them end. An
+#: expiration has nothing else.
+_SEQNOS_END: Final = 2 * _SEQNO.size
+_TIME_END: Final = EXPIRATION_EXTRAS
 _MOST_KEY: Final = 0xFF
 
 _LEFT, _DROPPED, _TAKEN = range(3)
@@ -166,7 +168,7 @@ def _decide(
     if as_deletion.any():
         timed = bool(parts & Part.DELETE_TIMES)
         opcode = np.where(as_deletion, _DELETION_OPCODE, opcode)
-        length = _DELETION_EXTRAS if timed else _SHORT_DELETION_EXTRAS
+        length = DELETION_2_EXTRAS if timed else DELETION_1_EXTRAS
         extras_length = np.where(as_deletion, length, extras_length)
         extras_copied = np.where(as_deletion, _TIME_END if timed else _SEQNOS_END, extras_copied)
 
@@ -265,7 +267,7 @@ def _join(
     if not framing and whole.all():
         joined = _runs(view, begin, end)
     else:
-        joined = _assembled(view, raw, begin, packets, key_length, body, selection)
+        joined = _assembled(raw, begin, packets, key_length, body, selection)
     at = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     out = np.frombuffer(joined, np.uint8)
     np.ndarray(out.size - HEADER_SIZE + 1, ">u4", out, OPAQUE_AT, (1,))[at] = selection.opaque
@@ -281,7 +283,6 @@ def _runs(view: memoryview, begin: Numbers, end: Numbers) -> bytearray:
 
 
 def _assembled(
-    view: memoryview,
     raw: Bytes,
     begin: Numbers,
     packets: _Packets,
@@ -291,7 +292,7 @@ def _assembled(
 ) -> bytearray:
     """Packets with rebuilt heads: header, stream id and extras."""
     rows = begin.size
-    most = max(_MOST_EXTRAS, int(packets.extras_length.max()))
+    most = max(MUTATION_EXTRAS, int(packets.extras_length.max()))
     header = gather(raw, begin, HEADER).copy()
     header["opcode"] = packets.opcode
     header["datatype"] = packets.datatype

@@ -94,6 +94,10 @@ class Draft001(MemcachedDialect):
         STATUSES,
     )
 
+    @property
+    def sends_nru(self) -> bool:
+        return self.nru
+
     def layout_for(self, message: m.Message) -> Layout:
         if self.nru and isinstance(message, m.Mutation):
             return _MUTATION_WITH_NRU

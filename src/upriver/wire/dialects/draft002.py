@@ -63,6 +63,12 @@ OPCODE_NAMES: Final = {
 }
 
 
+def opaque_of(packet: bytes) -> int:
+    """The request id in the header of a whole packet."""
+    opaque: int = HEADER.unpack_from(packet)[1]
+    return opaque
+
+
 def _body(
     command: C,
     opcode: int,
@@ -224,6 +230,7 @@ class Draft002:
     acknowledges_state: ClassVar[bool] = False
     has_flush: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False
+    sends_nru: ClassVar[bool] = False
     collections: ClassVar[bool] = False
 
     def decode(self, packet: bytes) -> m.Message:

@@ -46,6 +46,10 @@ class Dialect(Protocol):
     has_columns: ClassVar[bool]
 
     @property
+    def sends_nru(self) -> bool:
+        """Whether mutations carry the field "not recently used"."""
+
+    @property
     def collections(self) -> bool:
         """Whether keys of documents carry their collection id."""
 

@@ -46,6 +46,15 @@ class Table:
             self.responses.setdefault((server, layout.opcode, layout.status), []).append(layout)
             self.of_message.setdefault(layout.message, []).append(layout)
 
+    def extras_sizes(self, command: Command) -> tuple[int, ...]:
+        """The lengths of a request's extras in its forms, in the order of the table."""
+        return tuple(
+            layout.extras.size
+            for layouts in self.requests.values()
+            for layout in layouts
+            if layout.command is command
+        )
+
     def status(self, command: Command | int, number: int) -> Status:
         """The status with this number in a response to a command."""
         if isinstance(command, Command) and (command, number) in self.status_aliases:

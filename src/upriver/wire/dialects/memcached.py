@@ -35,6 +35,10 @@ class MemcachedDialect:
     #: Whether keys of documents carry their collection id.
     collections: bool = False
 
+    @property
+    def sends_nru(self) -> bool:
+        return self.negotiates
+
     def decode(self, packet: bytes) -> Message:
         return PacketReader(self, packet).message()
 

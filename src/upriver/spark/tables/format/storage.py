@@ -241,12 +241,12 @@ class Storage:
             return False
         return True
 
-    def files(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
-        """Files below a prefix, at any depth; ``after`` skips names up to that one."""
+    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+        """Files below a prefix, at any depth."""
         if self.is_local and not self.path.is_dir():
             return
         with self._translated(prefix):
-            for chunk in obstore.list(self._store, prefix or None, offset=after):
+            for chunk in obstore.list(self._store, prefix or None):
                 for one in chunk:
                     yield StoredFile(one["path"], one["size"], one["last_modified"])
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -110,12 +110,6 @@ class JsonColumns:
         #: Columns whose members can be more than their type has, which no conversion notices.
         self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
         self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
-
-    @classmethod
-    def of_spark(cls, schema: str, *, rescues: bool = True) -> Self:
-        """From Spark's JSON of a schema; ConfigError for a type that has no JSON."""
-        types = {m["name"]: m["type"] for m in json.loads(schema)["fields"]}
-        return cls(types, rescues=rescues)
 
     def parse(self, values: Any, taken: frozenset[str] = frozenset()) -> Parsed:
         """The columns of values; the names ``taken`` (in lower case) cannot be columns."""

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from ....errors import ConfigError
 from ....model import Op
+from ....settings.all_settings import GROUPS
 from ...options import ReadOptions
 from ..format.data_files import GROUP, VALID_TO
 from .json_columns import JsonColumns
@@ -104,7 +105,7 @@ class MirrorShape:
     schema: str = ""
     keep_deleted: bool = False
     #: How many numbers `vbucket_group` has.
-    groups: int = 64
+    groups: int = GROUPS
     #: Whether members that do not fit are rescued; tables of earlier releases have no such column.
     rescues: bool = False
     #: Whether there are as many columns as there may be, so that further members are rescued.

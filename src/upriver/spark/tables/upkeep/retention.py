@@ -93,12 +93,12 @@ class Retention:
         moment = (info.get("timestamp") or time.time() * 1000) / 1000
         self._commits[version] = _Commit(moment, removed, named)
 
-    def oldest(self, kept: int, newest: int, now: float | None = None) -> int:
+    def oldest(self, kept: int, newest: int) -> int:
         """The oldest version to keep, when versions from ``kept`` to ``newest`` are there.
 
         Commits that are not known (see `load`) are taken for young and small.
         """
-        now = time.time() if now is None else now
+        now = time.time()
         size, oldest = 0, newest
         for version in range(newest, kept, -1):
             # version - 1 is needed by readers until the commit of this one, and what it removed
