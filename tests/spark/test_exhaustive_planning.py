@@ -160,15 +160,14 @@ class Scope:
                 continue
             purge_seqno = step.purge_seqno if self._tells_purges else 0
             granted = vbucket.grants(step.offset, purge_seqno)
-            verdict = judge(step, step.offset, vbucket.log, granted=granted)
-            if verdict in (StepVerdict.START_OVER, StepVerdict.RETRY):
-                return replace(state, replays=True)
-            if verdict is StepVerdict.READ:
+            if granted and vbucket.vbuuid == step.offset.vbuuid:
                 rows += [
                     Row(0, step.branch, seqno, key, value)
                     for seqno, key, value in vbucket.read(step.start)
                     if step.wants(seqno)
                 ]
+            elif judge(step, step.offset, vbucket.log) is not StepVerdict.SKIP:
+                return replace(state, replays=True)
         return replace(
             state, at=state.planned, planned=None, replays=False, rows=state.rows + tuple(rows)
         )

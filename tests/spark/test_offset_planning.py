@@ -326,26 +326,24 @@ def test_only_what_is_in_the_range_of_a_step_is_one_of_its_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "granted", "resumed", "verdict"),
+    ("log", "resumed", "verdict"),
     [
-        (FailoverLog.of((B, 3), (A, 0)), True, False, StepVerdict.READ),
-        (FailoverLog.of((B, 3), (A, 0)), True, True, StepVerdict.READ),
-        (FailoverLog.of((B, 3), (A, 0)), False, False, StepVerdict.SKIP),
-        (FailoverLog.of((B, 3), (A, 0)), False, True, StepVerdict.START_OVER),
-        (FailoverLog.of((C, 9), (B, 3), (A, 0)), True, False, StepVerdict.SKIP),
-        (FailoverLog.of((C, 9), (B, 3), (A, 0)), False, True, StepVerdict.SKIP),
-        (FailoverLog(()), True, False, StepVerdict.RETRY),
-        (LOG_A, True, False, StepVerdict.RETRY),
-        (LOG_A, False, False, StepVerdict.RETRY),
-        (FailoverLog.of((C, 2), (A, 0)), False, True, StepVerdict.RETRY),
+        (FailoverLog.of((B, 3), (A, 0)), False, StepVerdict.SKIP),
+        (FailoverLog.of((B, 3), (A, 0)), True, StepVerdict.START_OVER),
+        (FailoverLog.of((C, 9), (B, 3), (A, 0)), False, StepVerdict.SKIP),
+        (FailoverLog.of((C, 9), (B, 3), (A, 0)), True, StepVerdict.SKIP),
+        (FailoverLog(()), False, StepVerdict.RETRY),
+        (LOG_A, False, StepVerdict.RETRY),
+        (LOG_A, True, StepVerdict.RETRY),
+        (FailoverLog.of((C, 2), (A, 0)), True, StepVerdict.RETRY),
     ],
 )
 def test_answers_are_judged_by_the_branch_that_was_planned(
-    log: FailoverLog, granted: bool, resumed: bool, verdict: StepVerdict
+    log: FailoverLog, resumed: bool, verdict: StepVerdict
 ) -> None:
     step = a_step(start=5)
     asked = StreamOffset(B, 7, Snapshot(5, 10)) if resumed else step.offset
-    assert judge(step, asked, log, granted=granted) is verdict
+    assert judge(step, asked, log) is verdict
 
 
 def test_a_replayed_batch_only_rolls_back_where_the_driver_knows_a_newer_branch() -> None:

@@ -123,17 +123,13 @@ def plan_with_cut_whole_reads(
     return Offset(planned.source, cut)
 
 
-def skips_what_is_unknown(
-    step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool
-) -> StepVerdict:
-    verdict = judge(step, asked, log, granted=granted)
+def skips_what_is_unknown(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    verdict = judge(step, asked, log)
     return StepVerdict.SKIP if verdict is StepVerdict.RETRY else verdict
 
 
-def skips_the_rest(
-    step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool
-) -> StepVerdict:
-    verdict = judge(step, asked, log, granted=granted)
+def skips_the_rest(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    verdict = judge(step, asked, log)
     return StepVerdict.SKIP if verdict is StepVerdict.START_OVER else verdict
 
 

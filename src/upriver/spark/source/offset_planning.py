@@ -24,7 +24,7 @@ Why it is right. ``Held`` are the rows that no later rollback row of their vbuck
 - *A step under a branch that is gone.* Its rows lie above its start, and the rollback of rule 2
   goes to that start or below it (its end is no boundary yet). So all of them die, whatever mixture
   of histories a task got hold of, and if it got nothing, nothing is lost: they are read again.
-- *A step under a branch that lives.* All its rows are of that branch, as `reading.judge` takes no
+- *A step under a branch that lives.* All its rows are of that branch, as `task_reader` takes no
   others. It was read to its end: had its request been refused, it would be refused now too (3),
   because purge seqnos only rise, and had its rest been refused, the attempt would have failed.
   Its bound is sampled after it, on the same branch, so its end becomes a boundary.

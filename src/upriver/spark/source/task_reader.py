@@ -1,9 +1,9 @@
 """What a task does: reads its steps and turns what comes into rows.
 
-A task has one consumer for all its vbuckets. A cut connection is mended inside of it; a vbucket
-whose history has left the branch that was planned is read no further (`reading.judge`), and one
-that is served by a node that has not heard of that branch yet is looked for again. Rows are made
-by `rows`; Spark is not known here.
+A task has one consumer for all its vbuckets. A cut connection is mended inside of it. The task of a
+stream takes only rows of the branch that was planned (`RollbackPolicy.STOP`): a vbucket whose
+history has left it is read no further (`task_steps.judge`), and one that is served by a node that
+has not heard of it yet is looked for again. Rows are made by `row_schema`; Spark is not known here.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class _Attempt:
         """A vbucket is not to be read any further here."""
         step = self._steps[event.vbucket]
         asked = replace(step.offset, seqno=event.from_seqno)
-        verdict = judge(step, asked, event.served, granted=False)
+        verdict = judge(step, asked, event.served)
         if verdict is StepVerdict.SKIP:
             self.left_behind.add(event.vbucket)
         elif verdict is StepVerdict.RETRY:

@@ -6,10 +6,10 @@ last change received, under the snapshot it was in; the answer is judged like th
 
 Rows must be of the branch that was planned. If the producer's history has left it behind, the step
 ends where it is, with no rows or with some: the next plan sees the new branch and kills them
-(`planning`). If the producer does not know it at all, it may not have heard yet of a failover that
-the driver knows, and what this task skipped nobody would read: then the task must look for the
-right producer, and fail if there is none. Or the branch was forgotten by a failover to before it
-began; only the driver knows, and checks it when the batch is replayed.
+(`offset_planning`). If the producer does not know it at all, it may not have heard yet of a
+failover that the driver knows, and what this task skipped nobody would read: then the task must
+look for the right producer, and fail if there is none. Or the branch was forgotten by a failover to
+before it began; only the driver knows, and checks it when the batch is replayed.
 
 A refusal carries no failover log. So a task that is refused asks for the log and then for the
 stream once more, on the same connection, and has the second refusal judged by that log. A refusal
@@ -86,10 +86,8 @@ def _unpickled(
 
 
 class StepVerdict(Enum):
-    """What a task does after a producer's answer."""
+    """What a task does with a vbucket that it is not to read any further here."""
 
-    #: Rows may be taken until the stream or the connection ends.
-    READ = auto()
     #: No more rows of this vbucket; the next plan will see why.
     SKIP = auto()
     #: The producer does not know the branch: look for the right one, and fail if there is none.
@@ -98,14 +96,13 @@ class StepVerdict(Enum):
     START_OVER = auto()
 
 
-def judge(step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool) -> StepVerdict:
-    """What the answer to a request of the step, the first or a resumed one, means.
+def judge(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    """What to do if a request of the step, the first or a resumed one, brings none of its rows.
 
-    ``log`` came with a granted request, and was asked for right before one that was refused.
+    It was granted on another branch, and ``log`` came with the answer; or it was refused, and
+    ``log`` was asked for right before.
     """
     if len(log) and log.newest.vbuuid == step.offset.vbuuid:
-        if granted:
-            return StepVerdict.READ
         return StepVerdict.SKIP if asked == step.offset else StepVerdict.START_OVER
     left_behind = any(entry.vbuuid == step.offset.vbuuid for entry in log)
     return StepVerdict.SKIP if left_behind else StepVerdict.RETRY
