@@ -107,7 +107,7 @@ def plan_without_rollback_rows(
 def plan_after_any_refusal(
     previous: Offset, facts: Mapping[int, ObservedVBucket], limits: Limits
 ) -> Offset:
-    deaf = {v: replace(fact, purge_seqno=None, refused=False) for v, fact in facts.items()}
+    deaf = {v: replace(fact, purge_seqno=0, refused=False) for v, fact in facts.items()}
     return plan(previous, deaf, limits)
 
 

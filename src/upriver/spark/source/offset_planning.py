@@ -70,15 +70,17 @@ class ObservedVBucket:
     second; if the log's newest branch is not the one of the last offset, ask for both again until
     the log is the same before and after the seqno.
 
-    Unless the purge seqno is known, and the server heeds the one that a request names, the driver
-    must repeat the last step's request (`VBucketProgress.request`) with its start as its end, and
-    say whether it was ``refused``. Either may be of any moment since the last batch was read; the
-    first such moment makes the fewest detours.
+    The driver must also say whether the last step's request would be ``refused`` now for what was
+    purged. Its start and the server's purge seqno tell that, unless the server tells none, or it is
+    the one that the request names, which only some servers heed: then the driver repeats the
+    request with its start as its end. Either may be of any moment since the last batch was read;
+    the first such moment makes the fewest detours.
     """
 
     high_seqno: int
     failover_log: FailoverLog
-    purge_seqno: int | None = None
+    #: What steps after one that begins at 0 name in their requests; 0 if it is not known.
+    purge_seqno: int = 0
     refused: bool = False
 
     def __post_init__(self) -> None:
@@ -209,9 +211,7 @@ def _start(
     at: VBucketProgress, facts: ObservedVBucket, vbucket: int, limits: Limits, most: int
 ) -> _Start:
     if not len(at.log):
-        progress = VBucketProgress(
-            log=_kept(facts.failover_log), purge_seqno=facts.purge_seqno or 0
-        )
+        progress = VBucketProgress(log=_kept(facts.failover_log), purge_seqno=facts.purge_seqno)
     elif facts.failover_log.newest.vbuuid != at.vbuuid:
         progress = _gone_back(at, facts, shared(at.log, facts.failover_log, facts.high_seqno))
     elif _would_be_refused(at, facts):
@@ -238,17 +238,14 @@ def _gone_back(at: VBucketProgress, facts: ObservedVBucket, shared: int) -> VBuc
     origin = min(at.origin, shared)
     point = boundaries[-1].seqno if boundaries else origin
     rolled_back = point < at.seqno
-    if point == 0:
-        purge = facts.purge_seqno or 0
-    else:
-        purge = at.purge_seqno if at.purge_seqno > point else 0
+    purge = at.purge_seqno if point else facts.purge_seqno
     return VBucketProgress(
         seqno=point,
         branch=at.branch + rolled_back,
         log=_kept(facts.failover_log),
         boundaries=boundaries,
         origin=origin,
-        purge_seqno=purge,
+        purge_seqno=purge if purge > point else 0,
         rolled_back=rolled_back,
     )
 
@@ -268,13 +265,7 @@ def shared(mine: FailoverLog, served: FailoverLog, high_seqno: int) -> int:
 
 def _would_be_refused(at: VBucketProgress, facts: ObservedVBucket) -> bool:
     """Whether the last step's request, asked again now, would be refused, or its end is gone."""
-    asked_again = rollback_point(
-        facts.failover_log,
-        at.request,
-        high_seqno=facts.high_seqno,
-        purge_seqno=facts.purge_seqno or 0,
-        reader_purge_seqno=at.purge_seqno,
-    )
+    asked_again = rollback_point(facts.failover_log, at.request, high_seqno=facts.high_seqno)
     return facts.refused or asked_again is not None or at.seqno > facts.high_seqno
 
 
@@ -294,7 +285,7 @@ def with_rereads(
             seqno=facts[vb].high_seqno,
             branch=step.branch,
             log=step.log,
-            purge_seqno=facts[vb].purge_seqno or 0,
+            purge_seqno=facts[vb].purge_seqno,
             rolled_back=True,
         )
         for vb, step in planned.progress.items()

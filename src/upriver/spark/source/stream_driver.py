@@ -40,7 +40,7 @@ from .offsets import Offset, SourceIdentity, VBucketProgress
 from .read_ahead import ArrivedChanges, ReadAhead
 from .row_size import RowSize
 from .task_reader import reading_settings
-from .task_steps import SMALL_BATCH
+from .task_steps import SMALL_BATCH, newest_step
 
 _log = logging.getLogger(__name__)
 
@@ -401,30 +401,34 @@ class Driver:
             at = previous.at(vbucket)
             if len(at.log) and at.vbuuid == sight.vbuuid:
                 facts[vbucket] = ObservedVBucket(
-                    sight.high_seqno, at.log, refused=vbucket in refused
+                    sight.high_seqno, at.log, sight.purge_seqno or 0, refused=vbucket in refused
                 )
             elif not len(at.log) and not sight.high_seqno:
                 continue  # there is nothing in it yet
             else:
                 unknown[vbucket] = sight
         for vbucket, (sight, log) in self._with_logs(unknown).items():
-            facts[vbucket] = ObservedVBucket(sight.high_seqno, log)
+            facts[vbucket] = ObservedVBucket(sight.high_seqno, log, sight.purge_seqno or 0)
         return facts
 
     def _refused(self, previous: Offset, sights: dict[int, VBucketSeqnos]) -> set[int]:
-        """The vbuckets whose newest step began below what was purged since."""
+        """The vbuckets whose newest step began below what was purged since.
+
+        The request itself is tried if the user may not see statistics, or if it names the purge
+        seqno that the server has: a server that understands this grants the request.
+        """
         refused: set[int] = set()
         untold: dict[int, Position] = {}
         for vbucket, sight in sights.items():
             at = previous.at(vbucket)
-            start = at.request.seqno
+            start, purged = at.start, sight.purge_seqno
             if not start or at.vbuuid != sight.vbuuid:
                 continue
-            if sight.purge_seqno is None:
-                untold[vbucket] = Position(at.request, at.log)
-            elif start < sight.purge_seqno:
+            if purged is None or start < purged == at.purge_seqno:
+                untold[vbucket] = newest_step(vbucket, at).position
+            elif start < purged:
                 refused.add(vbucket)
-        if untold:  # the user may not see statistics: the request itself is tried
+        if untold:
             options = self._options
             verdicts = probe_and_wait(options.source, options.access, self._settings(), untold)
             refused |= {vb for vb, verdict in verdicts.items() if not verdict.accepted}

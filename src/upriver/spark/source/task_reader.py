@@ -23,7 +23,7 @@ from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.seqno_survey import Survey
 from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
-from ...model import NO_END, FailoverLog
+from ...model import NO_END
 from ...session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
 from ...session.stream_position import Position
 from ...wire import messages as m
@@ -95,7 +95,7 @@ def read_steps(
         yield builder.rollbacks(rollbacks)
     left: set[int] = set() if skipped is None else skipped
     wanted = {step.vbucket: step for step in steps if step.has_range}
-    positions = {vb: _position(step) for vb, step in wanted.items()}
+    positions = {vb: step.position for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
@@ -172,7 +172,7 @@ def read_whole_snapshots(
     }
     if rollbacks:
         yield builder.rollbacks(rollbacks)
-    positions = {step.vbucket: _position(step) for step in steps if step.has_range}
+    positions = {step.vbucket: step.position for step in steps if step.has_range}
     restatement = None
     if options.restate_on_rollback and steps:
         restatement = Restatement(options.rows, {step.vbucket: step for step in steps})
@@ -215,10 +215,6 @@ def _whole_snapshots(
 def _manifest(options: ReadOptions) -> Collections:
     with _survey(options, options.retry_timeout) as survey:
         return survey.collections()
-
-
-def _position(step: ReadStep) -> Position:
-    return Position(step.offset, FailoverLog.of((step.offset.vbuuid, 0)))
 
 
 class _CollectionNames:

@@ -27,6 +27,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from ...model import FailoverLog, Snapshot, StreamOffset
+from ...session.stream_position import Position
 from .offsets import Offset, VBucketProgress
 
 #: Fewer seqnos than this go into one group: a task of its own takes longer than reading them.
@@ -46,7 +47,7 @@ class ReadStep:
     end: int
     #: A rollback row for the seqno at which the step starts comes first, whatever the answer.
     rolls_back: bool = False
-    #: The purge seqno to name in the request, where the peer understands that; 0 for none.
+    #: The purge seqno to name in the request, if the server understands that; 0 for none.
     purge_seqno: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,6 +70,12 @@ class ReadStep:
     def has_range(self) -> bool:
         """Whether there is anything to ask the producer for."""
         return self.end > self.start
+
+    @property
+    def position(self) -> Position:
+        """Where a consumer begins with the step. Only the newest branch matters to its request."""
+        branch = FailoverLog.of((self.offset.vbuuid, 0))
+        return Position(self.offset, branch, purge_seqno=self.purge_seqno)
 
     def from_the_beginning(self) -> ReadStep:
         """The same step on the same branch, from seqno 0 on."""
@@ -134,7 +141,7 @@ def steps_between(
         is_read = progress.start < progress.seqno
         if progress == known.get(vbucket) or not (is_read or progress.rolled_back):
             continue
-        step = _step(vbucket, progress)
+        step = newest_step(vbucket, progress)
         if branches.get(vbucket, progress.vbuuid) == progress.vbuuid:
             steps.append(step)
         elif progress.rolled_back and not (restates and progress.seqno):
@@ -142,7 +149,8 @@ def steps_between(
     return tuple(steps)
 
 
-def _step(vbucket: int, progress: VBucketProgress) -> ReadStep:
+def newest_step(vbucket: int, progress: VBucketProgress) -> ReadStep:
+    """The step that led to a vbucket's progress."""
     return ReadStep(
         vbucket=vbucket,
         branch=progress.branch,
