@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ...consumer.checkpoints.position_check import probe_and_wait
-from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.reader_settings import RollbackPolicy
 from ...consumer.topology.cluster_map import ClusterMap
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.questions import VBucketSeqnos
-from ...consumer.topology.seqno_survey import Survey
 from ...consumer.transport.connection_string import Address
 from ...errors import (
     AuthenticationFailed,
@@ -39,7 +38,7 @@ from .offset_planning import (
 from .offsets import Offset, SourceIdentity, VBucketProgress
 from .read_ahead import ArrivedChanges, ReadAhead
 from .row_size import RowSize
-from .task_reader import reading_settings
+from .source_access import reading_settings, survey_of
 from .task_steps import SMALL_BATCH, newest_step
 
 _log = logging.getLogger(__name__)
@@ -84,14 +83,7 @@ class Driver:
             self._ahead = ReadAhead(options, settings, options.read_ahead)
         #: The offset that was planned last, with the changes that lead there.
         self._arrived: tuple[Offset, ArrivedChanges] | None = None
-        self._survey = Survey(
-            options.source,
-            options.access,
-            timeout=options.request_timeout,
-            patience=min(patience, options.retry_timeout),
-            collections=options.collections,
-            scope=options.scope,
-        )
+        self._survey = survey_of(options, min(patience, options.retry_timeout))
         #: Vbuckets that cannot be planned, as no node answers for them, and since when.
         self._unknown: dict[int, float] = {}
         #: Up to when the vbuckets that stand still were looked at, and which of them is the next.
@@ -217,7 +209,7 @@ class Driver:
             if facts:
                 if limits.bytes is not None:
                     waiting = {v: f.high_seqno - previous.at(v).seqno for v, f in facts.items()}
-                    size = self._row_size.learn(self._options, self._settings, waiting)
+                    size = self._row_size.learn(self._options, waiting)
                     limits = Limits(limits.rows, limits.bytes, size, limits.target)
                 planned = plan(previous, facts, limits)
                 if can_restore is not None:
@@ -430,19 +422,10 @@ class Driver:
                 refused.add(vbucket)
         if untold:
             options = self._options
-            verdicts = probe_and_wait(options.source, options.access, self._settings(), untold)
+            settings = reading_settings(options)
+            verdicts = probe_and_wait(options.source, options.access, settings, untold)
             refused |= {vb for vb, verdict in verdicts.items() if not verdict.accepted}
         return refused
-
-    def _settings(self, **chosen: Any) -> ConsumerSettings:
-        options = self._options
-        return ConsumerSettings(
-            collections=options.collections,
-            scope=options.scope,
-            connect_timeout=options.connect_timeout,
-            answer_timeout=options.request_timeout,
-            **chosen,
-        )
 
     def _with_logs(
         self, sights: dict[int, VBucketSeqnos]

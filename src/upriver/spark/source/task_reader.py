@@ -19,21 +19,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.reader_settings import RollbackPolicy
 from ...consumer.topology.collection_names import Collections
-from ...consumer.topology.seqno_survey import Survey
 from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
 from ...model import NO_END
 from ...session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
 from ...session.stream_position import Position
 from ...wire import messages as m
 from ..options import ReadOptions
-from .collection_events import CollectionLog, Name
+from .collection_events import CollectionLog, Name, unnamed
 from .consumer_cache import CacheKey, consumer_for, keep
 from .live_collections import LiveCollections
 from .read_ahead import ArrivedChanges
 from .restate import Restatement
 from .row_schema import RowBuilder
+from .source_access import reading_settings, survey_of
 from .task_steps import ReadStep, StepVerdict, judge
 
 if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
@@ -44,24 +44,6 @@ _VBUCKETS: Final = 1 << 16
 _PAUSE: Final = 0.2
 #: Seconds for the map of a cluster to get about: until then a node may be missing in all maps.
 _MAP_SECONDS: Final = 3.0
-
-
-def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
-    """The settings of a consumer that reads for Spark."""
-    return ConsumerSettings(
-        collections=options.collections,
-        scope=options.scope,
-        values=options.rows.values,
-        xattrs=options.rows.xattrs,
-        compression=options.compression,
-        decompress=False,  # rows unpack what they are asked to
-        buffer=options.buffer,
-        connect_timeout=options.connect_timeout,
-        answer_timeout=options.request_timeout,
-        wait_at_start=options.retry_timeout,
-        give_up_after=options.retry_timeout,
-        **chosen,  # type: ignore[arg-type]
-    )
 
 
 def read_steps(
@@ -129,28 +111,17 @@ def _restated(
     options: ReadOptions, restatement: Restatement, steps: Mapping[int, ReadStep]
 ) -> Iterator[pa.RecordBatch]:
     """The ``restated`` rows of vbuckets that were read."""
-    with _survey(options) as survey:
+    with survey_of(options) as survey:
         count, collections = len(survey.map().vbuckets), survey.collections()
     chosen = collections.live(options.collections, options.scope)
     named = [collections.names(number) for number in chosen]
     yield from restatement.finished(steps, count, named)
 
 
-def _survey(options: ReadOptions, patience: float = 0.0) -> Survey:
-    return Survey(
-        options.source,
-        options.access,
-        timeout=options.request_timeout,
-        patience=patience,
-        collections=options.collections,
-        scope=options.scope,
-    )
-
-
 def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
     """Whether all nodes answer, and none has the step's branch in its history."""
     try:
-        with _survey(options) as survey:
+        with survey_of(options) as survey:
             return step.offset.vbuuid not in survey.known_branches(step.vbucket)
     except UpriverError:
         return False  # who does not answer may have it
@@ -193,7 +164,7 @@ def _whole_snapshots(
 ) -> Iterator[pa.RecordBatch]:
     exact = options.ending is not None or wanted.ends
     ends = {step.vbucket: step.end for step in steps}
-    with _survey(options, options.retry_timeout) as survey:
+    with survey_of(options, options.retry_timeout) as survey:
         # after a failover there may be less than was planned, and a stream would wait for it
         highs = survey.high_seqnos()
     if missing := sorted(positions.keys() - highs.keys()):
@@ -213,7 +184,7 @@ def _whole_snapshots(
 
 
 def _manifest(options: ReadOptions) -> Collections:
-    with _survey(options, options.retry_timeout) as survey:
+    with survey_of(options, options.retry_timeout) as survey:
         return survey.collections()
 
 
@@ -231,7 +202,7 @@ class _CollectionNames:
         if self.consumer is not None:
             with suppress(RemoteProtocolError):  # it was dropped before the consumer came
                 found = self.consumer.collections.names(number)
-        self._log.met[number] = found or (None, f"{number:#x}")
+        self._log.met[number] = found or unnamed(number)
         if found is None:
             raise LookupError(number)
         return found

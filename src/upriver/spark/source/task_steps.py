@@ -79,7 +79,7 @@ class ReadStep:
 
     def from_the_beginning(self) -> ReadStep:
         """The same step on the same branch, from seqno 0 on."""
-        return replace(self, offset=StreamOffset(self.offset.vbuuid, 0, Snapshot(0, 0)))
+        return replace(self, offset=StreamOffset.at(self.offset.vbuuid, 0))
 
     def wants(self, seqno: int) -> bool:
         """Whether a change that arrived is one of the step's rows."""
