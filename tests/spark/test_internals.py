@@ -289,7 +289,7 @@ def test_the_process_that_plans_a_stream_imports_from_archives_of_the_job(
 
 
 def test_the_function_that_the_daemon_wraps_is_called_as_it_was() -> None:
-    """Otherwise no worker starts: drop `spark.worker_daemon`, which only silences a message."""
+    """Otherwise no worker starts: drop `worker_daemon`, which only silences a message."""
     assert list(inspect.signature(daemon.worker).parameters) == ["sock", "authenticated"]
     assert list(inspect.signature(daemon.manager).parameters) == []
 
