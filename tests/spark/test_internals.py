@@ -8,10 +8,11 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import ZipFile
 
 import pyarrow as pa
@@ -44,6 +45,10 @@ from upriver.spark.tables.format.storage import StorageFailed
 #: The logger of Java's class that registers formats.
 DATA_SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+
+
+def columns(ddl: str) -> StructType:
+    return cast("StructType", StructType.fromDDL(ddl))
 
 
 def test_the_installed_spark_is_within_the_bounds_and_they_have_an_upper_one() -> None:
@@ -103,12 +108,10 @@ def test_there_is_no_micro_batch_outside_of_a_task() -> None:
 
 def test_the_schema_of_a_stream_becomes_one_of_arrow() -> None:
     """Otherwise no stream of Spark 4.0, which hands over rows, is written into a bucket."""
-    schema = StructType.fromDDL("key binary, value string, at struct<seqno: bigint>")
-    assert arrow_schema_of(schema).equals(
-        pa.schema(
-            {"key": pa.binary(), "value": pa.string(), "at": pa.struct({"seqno": pa.int64()})}
-        )
-    )
+    schema = columns("key binary, value string, at struct<seqno: bigint>")
+    at = pa.struct([pa.field("seqno", pa.int64())])
+    wanted = [("key", pa.binary()), ("value", pa.string()), ("at", at)]
+    assert arrow_schema_of(schema).equals(pa.schema([pa.field(*one) for one in wanted]))
 
 
 def test_the_error_of_a_task_is_found_in_the_text_of_sparks(spark: SparkSession) -> None:
@@ -174,17 +177,19 @@ def test_a_source_that_replaces_another_is_not_logged(spark: SparkSession) -> No
     with warnings_of(spark, DATA_SOURCES) as written:
         for _ in range(2):
             spark.dataSource.register(DcpDataSource)
-        spark._jvm.org.apache.logging.log4j.LogManager.getLogger(DATA_SOURCES).warn("others stay")
+        java: Any = spark._jvm
+        java.org.apache.logging.log4j.LogManager.getLogger(DATA_SOURCES).warn("others stay")
     assert written.toString().splitlines() == ["others stay"]
 
 
 @contextmanager
 def warnings_of(spark: SparkSession, logger: str) -> Iterator[Any]:
     """What a logger of Java's process writes meanwhile."""
-    log4j: Any = spark._jvm.org.apache.logging.log4j
+    java: Any = spark._jvm
+    log4j = java.org.apache.logging.log4j
     root = log4j.LogManager.getContext(False).getConfiguration().getRootLogger()
     before = log4j.LogManager.getLogger(logger).getLevel()
-    written = spark._jvm.java.io.StringWriter()
+    written = java.java.io.StringWriter()
     layout = log4j.core.layout.PatternLayout.createDefaultLayout()
     appender = log4j.core.appender.WriterAppender.createAppender(
         layout, None, written, "written", False, True
@@ -215,7 +220,7 @@ def test_rows_get_a_state_without_pandas(spark: SparkSession) -> None:
             pass
 
     rows = spark.readStream.format("rate").load()
-    schema = StructType.fromDDL("value bigint, total bigint")
+    schema = columns("value bigint, total bigint")
     counted = transform_with_state(rows.groupBy("value"), Counts(), schema)
     assert counted.isStreaming
     assert counted.schema == schema
@@ -249,9 +254,7 @@ def test_the_process_that_plans_a_stream_imports_from_archives_of_the_job(
 
     class Reader(SimpleDataSourceStreamReader):
         def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-            import sent_with_the_job
-
-            return {"at": sent_with_the_job.START}
+            return {"at": import_module("sent_with_the_job").START}
 
         def read(self, start: dict[str, int]) -> Any:
             return iter([(start["at"],)] if start["at"] == 7 else []), {"at": 8}

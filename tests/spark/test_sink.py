@@ -406,7 +406,7 @@ def test_a_stream_whose_tasks_do_not_know_their_batch_writes_nothing(
     context = SimpleNamespace(getLocalProperty=told.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     options = WriteOptions.parse({"connectionString": producer.source})
-    schema = StructType.fromDDL("key string, value string")
+    schema = StructType().add("key", "string").add("value", "string")
     writer = sink.DcpStreamWriter(options, roles_of(options, schema), schema)
     rows = pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})
     with pytest.raises(ConfigError, match=r"tasks of this stream streaming\.sql\.batchId, so"):
