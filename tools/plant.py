@@ -511,7 +511,7 @@ FAULTS = (
     Fault(
         "the driver overlooks what was purged",
         "upriver.spark.source.stream_driver",
-        "            elif start < sight.purge_seqno:\n",
+        "            elif start < purged:\n",
         "            elif False:\n",
         "table",
     ),

@@ -89,7 +89,12 @@ class StreamOffset:
 
     @classmethod
     def beginning(cls) -> StreamOffset:
-        return cls(vbuuid=0, seqno=0, snapshot=Snapshot(0, 0))
+        return cls.at(vbuuid=0, seqno=0)
+
+    @classmethod
+    def at(cls, vbuuid: int, seqno: int) -> StreamOffset:
+        """Where a snapshot ended."""
+        return cls(vbuuid, seqno, Snapshot(seqno, seqno))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,11 @@ def copied(vbucket: VBucket) -> VBucket:
 class Scope:
     """All histories of up to so many steps, with one rule of planning."""
 
-    def __init__(self, rule: Plan, *, tells_purges: bool) -> None:
+    def __init__(self, rule: Plan, *, tells_purges: bool, heeds_purges: bool = False) -> None:
         self._rule = rule
         self._tells_purges = tells_purges
+        #: Whether the server grants a request that names its purge seqno.
+        self._heeds_purges = heeds_purges
         self.states = 0
 
     def wrong(self, steps: int) -> tuple[str, ...] | None:
@@ -136,13 +138,12 @@ class Scope:
 
     def _plan(self, state: State, limits: Limits) -> Offset | None:
         vbucket, progress = state.vbucket, state.at.at(0)
-        told = self._tells_purges
-        refused = not vbucket.grants(progress.request, progress.purge_seqno if told else 0)
+        refused = not vbucket.grants(progress.request, self._heeded(progress.purge_seqno))
         fact = ObservedVBucket(
             high_seqno=vbucket.high,
             failover_log=vbucket.log,
-            purge_seqno=vbucket.purge_seqno if told else None,
-            refused=refused and not told and progress.vbuuid == vbucket.vbuuid,
+            purge_seqno=vbucket.purge_seqno if self._tells_purges else 0,
+            refused=refused and progress.vbuuid == vbucket.vbuuid,
         )
         end = self._rule(state.at, {0: fact}, limits)
         return None if end == state.at else Offset.of_dict(json.loads(text(end)), SOURCE)
@@ -158,20 +159,21 @@ class Scope:
                 rows.append(Row(0, step.branch, step.start))
             if not step.has_range:
                 continue
-            purge_seqno = step.purge_seqno if self._tells_purges else 0
-            granted = vbucket.grants(step.offset, purge_seqno)
-            verdict = judge(step, step.offset, vbucket.log, granted=granted)
-            if verdict in (StepVerdict.START_OVER, StepVerdict.RETRY):
-                return replace(state, replays=True)
-            if verdict is StepVerdict.READ:
+            granted = vbucket.grants(step.offset, self._heeded(step.purge_seqno))
+            if granted and vbucket.vbuuid == step.offset.vbuuid:
                 rows += [
                     Row(0, step.branch, seqno, key, value)
                     for seqno, key, value in vbucket.read(step.start)
                     if step.wants(seqno)
                 ]
+            elif judge(step, step.offset, vbucket.log) is not StepVerdict.SKIP:
+                return replace(state, replays=True)
         return replace(
             state, at=state.planned, planned=None, replays=False, rows=state.rows + tuple(rows)
         )
+
+    def _heeded(self, purge_seqno: int) -> int:
+        return purge_seqno if self._heeds_purges else 0
 
     def _ends_well(self, state: State) -> bool:
         """Whether a bucket in which nothing happens any more gives the right table."""
@@ -191,17 +193,23 @@ def documents(vbucket: VBucket) -> Documents:
     return {(0, k): value for k, (_, value) in vbucket.newest.items() if value is not None}
 
 
-@pytest.mark.parametrize("tells_purges", [False, True])
-def test_every_small_history_gives_the_right_table(tells_purges: bool) -> None:
-    scope = Scope(plan, tells_purges=tells_purges)
+#: Whether a server tells its purge seqno, and whether it heeds that of a request.
+SERVERS = pytest.mark.parametrize(
+    ("tells", "heeds"), [(False, False), (False, True), (True, False), (True, True)]
+)
+
+
+@SERVERS
+def test_every_small_history_gives_the_right_table(tells: bool, heeds: bool) -> None:
+    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds)
     assert scope.wrong(6) is None
     assert scope.states > 2_000, scope.states
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("tells_purges", [False, True])
-def test_every_history_of_eight_steps_gives_the_right_table(tells_purges: bool) -> None:
-    scope = Scope(plan, tells_purges=tells_purges)
+@SERVERS
+def test_every_history_of_eight_steps_gives_the_right_table(tells: bool, heeds: bool) -> None:
+    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds)
     assert scope.wrong(8) is None
     assert scope.states > 50_000
 

@@ -107,7 +107,7 @@ def plan_without_rollback_rows(
 def plan_after_any_refusal(
     previous: Offset, facts: Mapping[int, ObservedVBucket], limits: Limits
 ) -> Offset:
-    deaf = {v: replace(fact, purge_seqno=None, refused=False) for v, fact in facts.items()}
+    deaf = {v: replace(fact, purge_seqno=0, refused=False) for v, fact in facts.items()}
     return plan(previous, deaf, limits)
 
 
@@ -123,17 +123,13 @@ def plan_with_cut_whole_reads(
     return Offset(planned.source, cut)
 
 
-def skips_what_is_unknown(
-    step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool
-) -> StepVerdict:
-    verdict = judge(step, asked, log, granted=granted)
+def skips_what_is_unknown(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    verdict = judge(step, asked, log)
     return StepVerdict.SKIP if verdict is StepVerdict.RETRY else verdict
 
 
-def skips_the_rest(
-    step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool
-) -> StepVerdict:
-    verdict = judge(step, asked, log, granted=granted)
+def skips_the_rest(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    verdict = judge(step, asked, log)
     return StepVerdict.SKIP if verdict is StepVerdict.START_OVER else verdict
 
 

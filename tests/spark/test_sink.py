@@ -10,9 +10,12 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -393,6 +396,26 @@ def test_a_stream_that_reads_what_it_writes_comes_to_rest(
         assert stored(producer, "k").value == b"V"
     finally:
         query.stop()
+
+
+def test_a_stream_whose_tasks_do_not_know_their_batch_writes_nothing(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a stream would have no fence, and nobody would hear of it."""
+    told: dict[str, str | None] = {"sql.streaming.queryId": "q", "streaming.sql.batchId": None}
+    context = SimpleNamespace(getLocalProperty=told.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    options = WriteOptions.parse({"connectionString": producer.source})
+    schema = StructType().add("key", "string").add("value", "string")
+    writer = sink.DcpStreamWriter(options, roles_of(options, schema), schema)
+    rows = pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})
+    with pytest.raises(ConfigError, match=r"tasks of this stream streaming\.sql\.batchId, so"):
+        writer.write_batches(iter([rows]))
+    assert not is_there(producer, "k")
+
+    told["streaming.sql.batchId"] = "0"
+    written = writer.write_batches(iter([rows]))
+    assert (written.written, written.query) == (1, "q")
 
 
 def test_the_fence_is_never_lowered(producer: TemporaryProducer) -> None:

@@ -1,4 +1,4 @@
-"""Runs the pipeline of a command, and shows a bar while it catches up, else a line of status."""
+"""The commands that run a pipeline: they show a bar while it catches up, else a line of status."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,7 +21,15 @@ from rich.progress import (
 )
 
 from .common_options import is_quiet
-from .setting_options import settings_given
+from .setting_options import (
+    config_option,
+    json_option,
+    otel_option,
+    settings_given,
+    source_argument,
+    source_settings,
+    spark_options,
+)
 from .spark_process import spark_when_needed, stop_requests
 from .wait_messages import waiting_for
 
@@ -32,7 +41,35 @@ if TYPE_CHECKING:
 _EVERY: Final = 0.5
 
 
-def run_pipeline(
+def pipeline_command(
+    settings: Callable[[Callable[..., None]], Callable[..., None]],
+) -> Callable[[Callable[[], Callable[..., Pipeline]]], click.Command]:
+    """Makes a command of a function that returns what starts the pipeline, such as `mirror`.
+
+    The command has the function's name and help, ``settings`` of its own, and the arguments and
+    flags of every pipeline.
+    """
+
+    def command_of(starter: Callable[[], Callable[..., Pipeline]]) -> click.Command:
+        @click.command()
+        @source_argument
+        @click.argument("table")
+        @settings
+        @json_option()
+        @otel_option
+        @source_settings
+        @spark_options
+        @config_option
+        @wraps(starter)
+        def command(source: str, table: str, as_json: bool, **options: Any) -> None:
+            _run(starter(), source, table, options, as_json=as_json)
+
+        return command
+
+    return command_of
+
+
+def _run(
     start: Callable[..., Pipeline],
     source: str,
     table: str,
@@ -40,7 +77,7 @@ def run_pipeline(
     *,
     as_json: bool,
 ) -> None:
-    """Starts the pipeline of a command with what its flags say, and shows how it goes."""
+    """Starts a pipeline with what the flags say, and shows how it goes."""
     given = settings_given(options)
     with spark_when_needed(f"upriver {start.__name__}", options) as spark:
         with waiting_for(f"{source} to answer, and for Spark to begin"):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import DecodeError, RemoteProtocolError, Status
-from ..model import NO_END, FailoverLog, Snapshot, StreamOffset
+from ..model import NO_END, FailoverLog, StreamOffset
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
@@ -331,7 +331,7 @@ class ConsumerSession:
             detail = "there is nothing before the beginning to go back to"
             raise broken_rule("rollback", stream.vbucket, detail)
         if not stream.options.asks_log:
-            to = Position(StreamOffset(stream.tracker.vbuuid, seqno, Snapshot(seqno, seqno)))
+            to = Position(StreamOffset.at(stream.tracker.vbuuid, seqno))
             reason = RollbackReason.DIVERGED if seqno else RollbackReason.UNKNOWN_BRANCH
             self._forget(stream)
             events.append(RolledBack(stream.vbucket, stream.tracker.seqno, to, reason, True))

@@ -6,9 +6,8 @@
 
 A conversation knows no socket, no opaque and no clock. `Exchange` assigns an opaque to each
 request and routes each answer to its conversation, for any number of conversations on one
-connection. It does no I/O either: a driver (`consumer.blocking_connection`,
-`consumer.async_connection`) sends and receives the bytes, runs the computations and applies the
-timeouts.
+connection. It does no I/O either: a driver (`blocking_connection` or `async_connection` of
+`consumer.transport`) sends and receives the bytes, runs the computations and applies the timeouts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
+from ..model import NO_END, FailoverLog, StreamOffset, rollback_point
 from .consumer_events import RollbackReason
 from .stream_position import Position
 
@@ -62,7 +62,7 @@ def _at(position: Position, point: int, vbuuid: int) -> Position:
     if point == 0:
         return Position(manifest_uid=position.manifest_uid)
     return Position(
-        offset=StreamOffset(vbuuid, point, Snapshot(point, point)),
+        offset=StreamOffset.at(vbuuid, point),
         log=_followed(position, vbuuid).truncated(point),
         boundaries=tuple(b for b in position.boundaries if b <= point),
         manifest_uid=position.manifest_uid,

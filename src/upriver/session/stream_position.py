@@ -81,7 +81,7 @@ class Position:
         log = self.log.truncated(point)
         vbuuid = log.newest.vbuuid if len(log) else self.offset.vbuuid
         return Position(
-            offset=StreamOffset(vbuuid, point, Snapshot(point, point)),
+            offset=StreamOffset.at(vbuuid, point),
             log=log,
             boundaries=tuple(b for b in self.boundaries if b <= point),
             manifest_uid=self.manifest_uid,

@@ -170,7 +170,7 @@ def _position(
     if request.flags & StreamFlag.FROM_LATEST:
         high = vbucket.high_seqno
         vbuuid = request.vbuuid or vbucket.failover_log.newest.vbuuid
-        return StreamOffset(vbuuid, high, Snapshot(high, high)), end
+        return StreamOffset.at(vbuuid, high), end
     start = request.start
     snapshot = Snapshot(
         start if request.snapshot_start is None else request.snapshot_start,

@@ -23,7 +23,9 @@ from .runtime.find_java import ensure_java_home
 from .runtime.internals import (
     find_archives,
     hide_replacements,
+    is_remote,
     local_checkpoint_manager,
+    set_worker_python,
     worker_python,
 )
 from .runtime.spark_versions import require_supported
@@ -103,11 +105,6 @@ def register(spark: SparkSession) -> None:
                 raise
 
 
-def is_remote(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect: its driver is another process."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
 def use_this_interpreter(spark: SparkSession) -> None:
     """Corrects the interpreter of a session that was started without `start`.
 
@@ -118,13 +115,13 @@ def use_this_interpreter(spark: SparkSession) -> None:
         return
     context = spark.sparkContext
     if chosen := context.getConf().get(_PYTHON):
-        context.pythonExec = chosen
+        set_worker_python(context, chosen)
     elif (
         not os.environ.get("PYSPARK_PYTHON")
         and sys.executable
         and _local_cores(context.master or "")
     ):
-        context.pythonExec = worker_python()
+        set_worker_python(context, worker_python())
 
 
 def start(

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import click
+from ..pipeline_view import pipeline_command
+from ..setting_options import changelog_settings
 
-from ..pipeline_view import run_pipeline
-from ..setting_options import (
-    changelog_settings,
-    config_option,
-    json_option,
-    otel_option,
-    source_argument,
-    source_settings,
-    spark_options,
-)
+if TYPE_CHECKING:
+    from ...spark.tables.pipeline import Pipeline
 
 
-@click.command()
-@source_argument
-@click.argument("table")
-@changelog_settings
-@json_option()
-@otel_option
-@source_settings
-@spark_options
-@config_option
-def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
+@pipeline_command(changelog_settings)
+def changelog() -> Callable[..., Pipeline]:
     """Append every change of a bucket to a table, each exactly once.
 
     SOURCE is couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. TABLE is a directory or an
@@ -42,4 +28,4 @@ def changelog(source: str, table: str, as_json: bool, **options: Any) -> None:
     """
     from ...spark.tables.pipelines import changelog as start
 
-    run_pipeline(start, source, table, options, as_json=as_json)
+    return start

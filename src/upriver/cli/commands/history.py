@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import click
+from ..pipeline_view import pipeline_command
+from ..setting_options import history_settings
 
-from ..pipeline_view import run_pipeline
-from ..setting_options import (
-    config_option,
-    history_settings,
-    json_option,
-    otel_option,
-    source_argument,
-    source_settings,
-    spark_options,
-)
+if TYPE_CHECKING:
+    from ...spark.tables.pipeline import Pipeline
 
 
-@click.command()
-@source_argument
-@click.argument("table")
-@history_settings
-@json_option()
-@otel_option
-@source_settings
-@spark_options
-@config_option
-def history(source: str, table: str, as_json: bool, **options: Any) -> None:
+@pipeline_command(history_settings)
+def history() -> Callable[..., Pipeline]:
     """Keep every version of a bucket's documents, with when it began and ended.
 
     SOURCE is couchbase://HOST[:PORT]/BUCKET, or couchbases:// for TLS. TABLE is a directory or an
@@ -43,4 +29,4 @@ def history(source: str, table: str, as_json: bool, **options: Any) -> None:
     """
     from ...spark.tables.pipelines import history as start
 
-    run_pipeline(start, source, table, options, as_json=as_json)
+    return start

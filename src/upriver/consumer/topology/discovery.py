@@ -21,7 +21,7 @@ from ...errors import (
     StatusError,
     UpriverError,
 )
-from ...model import Snapshot, StreamOffset
+from ...model import StreamOffset
 from ...session.conversation import Conversation
 from ...session.stream_position import Position
 from ...wire.names import Feature
@@ -231,7 +231,7 @@ class Discovery:
                 logs = await connection.run_all(failover_log(vb, streaming=True) for vb in some)
                 for vbucket, log in zip(some, logs, strict=True):
                     high = highs[vbucket]
-                    offset = StreamOffset(log.newest.vbuuid, high, Snapshot(high, high))
+                    offset = StreamOffset.at(log.newest.vbuuid, high)
                     positions[vbucket] = Position(offset, log, (high,), origin=high)
         return positions
 

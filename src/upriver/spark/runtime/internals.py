@@ -1,17 +1,21 @@
 """Uses of Spark's private interfaces, which may change with any version of Spark.
 
+    properties of a task       `micro_batch`: the query and the batch that a sink's task writes
     the name of a class        `local_checkpoint_manager`: quicker checkpoints on a local disk
     the name of a module       `PUSHDOWN_WORKER`: loaded where filters may be pushed down
+    the name of a package      `is_remote`: sessions of Spark Connect are of classes in it
     a logger and its words     `hide_replacements`: the log of what replaces a source
+    the words of a failure     `task_errors`: what a task raised, in the text of Spark's error
+    a function for Arrow       `arrow_schema_of`: the Arrow schema of the rows of a stream's writer
+    an attribute of a context  `set_worker_python`: the interpreter of functions that are pickled
     how workers are started    `worker_python`: ``-m pyspark.daemon``, archives on PYTHONPATH
     where a job's archives are `find_archives`: not where Spark looks for them to plan a stream
     how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
                                do not need
-    a function of the daemon   `daemon`, a module of its own: it is what workers are forked from
+    a function of the daemon   `worker_daemon`, a module of its own, from which workers are forked
 
-``tests/spark/test_internals.py`` shows for each what breaks when it changes. Tables also read the
-offsets in Spark's checkpoints (`tables.offset_log`). For these reasons pyproject.toml has an upper
-bound of Spark's version.
+``tests/spark/test_internals.py`` shows for each what breaks when it changes. For these reasons
+pyproject.toml has an upper bound of Spark's version.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -29,9 +34,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._extras import extra
 from ...errors import ConfigError
-from .spark_versions import has_filter_classes, installed
+from .spark_versions import FIRST, LAST, has_filter_classes, installed, version_text
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.types import StructType
@@ -44,6 +50,65 @@ _HIDDEN: Final = "upriver.hidesReplacements"
 #: Spark imports this module in the worker where filters may be pushed down; it refuses a reader
 #: that accepts filters elsewhere.
 PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+#: The package of Spark Connect's classes.
+CONNECT: Final = "pyspark.sql.connect"
+
+#: Properties of the tasks of a micro-batch: which query it is of, and its number.
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+#: What the errors of a task look like in the text of Spark's own: the last line of a traceback.
+_TASK_ERROR: Final = re.compile(r"upriver\.(?:[\w.]*errors|spark[\w.]*)\.(\w+): (.+)")
+
+
+def micro_batch() -> tuple[str, int]:
+    """The id of the query and the number of the batch whose rows this task writes.
+
+    Only the writer of a stream calls it. What ``foreachBatch`` writes has the writer of a batch,
+    whatever properties its tasks have. ConfigError if Spark does not tell both: without them a
+    batch that is repeated cannot be told from a new one.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    told = {
+        name: context.getLocalProperty(name) if context is not None else None
+        for name in (_QUERY, _BATCH)
+    }
+    query, batch = told[_QUERY], told[_BATCH]
+    if query is None or batch is None:
+        missing = " and ".join(name for name, value in told.items() if value is None)
+        raise ConfigError(
+            f"Spark {version_text(installed())} does not tell the tasks of this stream {missing}, "
+            "so a repeated batch would be written twice: use a trigger with micro-batches, and "
+            f"Spark {version_text(FIRST)} to {version_text(LAST)}"
+        )
+    return query, int(batch)
+
+
+def task_errors(problem: Exception) -> list[tuple[str, str]]:
+    """The errors of ours that a failure of Spark has in its text: name of the class, and message.
+
+    Spark passes on only the text of what a task raised.
+    """
+    return _TASK_ERROR.findall(str(problem))
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """The Arrow schema of rows with Spark's schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema)
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect: its driver is another process."""
+    return type(spark).__module__.startswith(CONNECT)
+
+
+def set_worker_python(context: SparkContext, python: str) -> None:
+    """Has the functions that Spark pickles from now on run with this interpreter."""
+    context.pythonExec = python
 
 
 def local_checkpoint_manager() -> str:

@@ -30,8 +30,8 @@ def require_supported() -> None:
     version = installed()
     if version < FIRST:
         raise ConfigError(
-            f"Spark {_text(version)} has no Python data sources: Upriver needs Spark "
-            f"{_text(FIRST)} to {_text(LAST)} (pip install 'upriver[spark]')"
+            f"Spark {version_text(version)} has no Python data sources: Upriver needs Spark "
+            f"{version_text(FIRST)} to {version_text(LAST)} (pip install 'upriver[spark]')"
         )
 
 
@@ -50,5 +50,6 @@ def has_arrow_stream_writer() -> bool:
     return installed() >= (4, 1)
 
 
-def _text(version: tuple[int, int]) -> str:
+def version_text(version: tuple[int, int]) -> str:
+    """The version as users write it."""
     return ".".join(map(str, version))

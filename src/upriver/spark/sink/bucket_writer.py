@@ -7,7 +7,8 @@ A stream also has a fence: a document ``_upriver:sink:<query id>`` in the defaul
 the number of the last batch that was completely written. Spark repeats a batch if it failed between
 the sink's commit and its own. The tasks of such a batch see the fence and write nothing, even if
 other clients have changed the documents since. After rewinding a checkpoint by hand, delete the
-fence.
+fence. A stream whose tasks are not told their query and batch fails before it writes. What a
+function of ``foreachBatch`` writes is a batch, and has no fence.
 
 The save mode ``append`` upserts: a row is written over the document with its key, and documents
 without a row stay. So do the output modes append, update and complete of a stream. The save mode
@@ -27,7 +28,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ...consumer.writing.document_edits import (
@@ -43,6 +43,7 @@ from ...consumer.writing.document_edits import (
 from ...consumer.writing.writer import Writer, WriterSettings
 from ...errors import ConfigError, Status
 from ..options import WriteOptions
+from ..runtime.internals import micro_batch
 from .create_collections import created_collection
 from .removals import remove_others
 from .row_edits import FENCE_PREFIX, Edits, roles_of
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
 #: Digits of a batch's number, which has 64 bits in Spark.
 _MAX_FENCE: Final = 100
 #: Keys of the source in memory, while the target is looked through for others: about 100 MB.
@@ -116,9 +115,9 @@ class DcpStreamWriter(ArrowStreamWriter):
         self._roles = roles
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        query, batch = _place_in_stream()
+        query, batch = micro_batch()
         with _open(self._options) as opened:
-            if query is not None and opened.do(_fence(query)) >= batch:
+            if opened.do(_fence(query)) >= batch:
                 for _ in iterator:  # consumes the input, so that Spark can reuse this process
                     pass
                 return TaskWritten(query=query)
@@ -184,17 +183,6 @@ def _write(
 
 
 # ---- the fence ---------------------------------------------------------------------------
-
-
-def _place_in_stream() -> tuple[str | None, int]:
-    """The query id and the batch number of the current task."""
-    context = TaskContext.get()
-    if context is None:
-        return None, 0
-    query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
-    if query is None or batch is None:
-        return None, 0
-    return query, int(batch)
 
 
 def _fence(query: str) -> Edit:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ..runtime.internals import arrow_schema_of
 from ..runtime.spark_versions import has_arrow_stream_writer
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ class ArrowStreamWriter(_Base):
 
 
 def _batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    arrow = to_arrow_schema(schema)
+    arrow = arrow_schema_of(schema)
     while some := list(islice(rows, _ROWS)):
         yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in some], arrow)

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ...consumer.transport.connection_string import Address
 from ...errors import ConfigError, UpriverError
-from ...model import FailoverLog, Snapshot, StreamOffset
+from ...model import FailoverLog, StreamOffset
 from ...session.stream_position import Position
 from ..options import ReadOptions
 from ..runtime.internals import may_push_filters
@@ -77,7 +77,7 @@ class DcpBatchReader(DataSourceReader):
         steps = [one for one in steps_between(first, last) if one.vbucket in options.vbuckets]
         if options.restate_on_rollback:  # of an empty vbucket too, it is said that it has nothing
             there = {step.vbucket for step in steps}
-            nothing = StreamOffset(0, 0, Snapshot(0, 0))
+            nothing = StreamOffset.beginning()
             empty = sorted(options.vbuckets - there)
             steps += [ReadStep(vbucket, 0, nothing, 0) for vbucket in empty]
         return groups_for(options, driver.nodes(), steps)
@@ -136,7 +136,7 @@ class DcpBatchReader(DataSourceReader):
         after = self._wanted.after
         positions = {
             vbucket: Position(
-                StreamOffset(sight.vbuuid, after, Snapshot(after, after)),
+                StreamOffset.at(sight.vbuuid, after),
                 FailoverLog.of((sight.vbuuid, 0)),
             )
             for vbucket, sight in driver.look().items()

@@ -22,6 +22,11 @@ import pyarrow.compute as pc
 Name: TypeAlias = tuple[str | None, str]
 
 
+def unnamed(number: int) -> Name:
+    """What rows call a collection whose name is not known: two of them must not become one."""
+    return None, f"{number:#x}"
+
+
 class CollectionEnd(NamedTuple):
     """All rows of a vbucket with this name and a lower seqno are gone."""
 
@@ -55,7 +60,7 @@ class CollectionLog:
         dropped: bool,
     ) -> None:
         """Takes an event in."""
-        found: set[Name | None] = {self.known.get(collection), (None, f"{collection:#x}")}
+        found: set[Name | None] = {self.known.get(collection), unnamed(collection)}
         with suppress(LookupError):  # rows of it can only have its number
             found.add(names(collection))
         ends = [CollectionEnd(vbucket, seqno, *name) for name in found if name is not None]

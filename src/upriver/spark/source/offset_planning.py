@@ -24,7 +24,7 @@ Why it is right. ``Held`` are the rows that no later rollback row of their vbuck
 - *A step under a branch that is gone.* Its rows lie above its start, and the rollback of rule 2
   goes to that start or below it (its end is no boundary yet). So all of them die, whatever mixture
   of histories a task got hold of, and if it got nothing, nothing is lost: they are read again.
-- *A step under a branch that lives.* All its rows are of that branch, as `reading.judge` takes no
+- *A step under a branch that lives.* All its rows are of that branch, as `task_reader` takes no
   others. It was read to its end: had its request been refused, it would be refused now too (3),
   because purge seqnos only rise, and had its rest been refused, the attempt would have failed.
   Its bound is sampled after it, on the same branch, so its end becomes a boundary.
@@ -70,15 +70,17 @@ class ObservedVBucket:
     second; if the log's newest branch is not the one of the last offset, ask for both again until
     the log is the same before and after the seqno.
 
-    Unless the purge seqno is known, and the server heeds the one that a request names, the driver
-    must repeat the last step's request (`VBucketProgress.request`) with its start as its end, and
-    say whether it was ``refused``. Either may be of any moment since the last batch was read; the
-    first such moment makes the fewest detours.
+    The driver must also say whether the last step's request would be ``refused`` now for what was
+    purged. Its start and the server's purge seqno tell that, unless the server tells none, or it is
+    the one that the request names, which only some servers heed: then the driver repeats the
+    request with its start as its end. Either may be of any moment since the last batch was read;
+    the first such moment makes the fewest detours.
     """
 
     high_seqno: int
     failover_log: FailoverLog
-    purge_seqno: int | None = None
+    #: What steps after one that begins at 0 name in their requests; 0 if it is not known.
+    purge_seqno: int = 0
     refused: bool = False
 
     def __post_init__(self) -> None:
@@ -209,9 +211,7 @@ def _start(
     at: VBucketProgress, facts: ObservedVBucket, vbucket: int, limits: Limits, most: int
 ) -> _Start:
     if not len(at.log):
-        progress = VBucketProgress(
-            log=_kept(facts.failover_log), purge_seqno=facts.purge_seqno or 0
-        )
+        progress = VBucketProgress(log=_kept(facts.failover_log), purge_seqno=facts.purge_seqno)
     elif facts.failover_log.newest.vbuuid != at.vbuuid:
         progress = _gone_back(at, facts, shared(at.log, facts.failover_log, facts.high_seqno))
     elif _would_be_refused(at, facts):
@@ -238,17 +238,14 @@ def _gone_back(at: VBucketProgress, facts: ObservedVBucket, shared: int) -> VBuc
     origin = min(at.origin, shared)
     point = boundaries[-1].seqno if boundaries else origin
     rolled_back = point < at.seqno
-    if point == 0:
-        purge = facts.purge_seqno or 0
-    else:
-        purge = at.purge_seqno if at.purge_seqno > point else 0
+    purge = at.purge_seqno if point else facts.purge_seqno
     return VBucketProgress(
         seqno=point,
         branch=at.branch + rolled_back,
         log=_kept(facts.failover_log),
         boundaries=boundaries,
         origin=origin,
-        purge_seqno=purge,
+        purge_seqno=purge if purge > point else 0,
         rolled_back=rolled_back,
     )
 
@@ -268,13 +265,7 @@ def shared(mine: FailoverLog, served: FailoverLog, high_seqno: int) -> int:
 
 def _would_be_refused(at: VBucketProgress, facts: ObservedVBucket) -> bool:
     """Whether the last step's request, asked again now, would be refused, or its end is gone."""
-    asked_again = rollback_point(
-        facts.failover_log,
-        at.request,
-        high_seqno=facts.high_seqno,
-        purge_seqno=facts.purge_seqno or 0,
-        reader_purge_seqno=at.purge_seqno,
-    )
+    asked_again = rollback_point(facts.failover_log, at.request, high_seqno=facts.high_seqno)
     return facts.refused or asked_again is not None or at.seqno > facts.high_seqno
 
 
@@ -294,7 +285,7 @@ def with_rereads(
             seqno=facts[vb].high_seqno,
             branch=step.branch,
             log=step.log,
-            purge_seqno=facts[vb].purge_seqno or 0,
+            purge_seqno=facts[vb].purge_seqno,
             rolled_back=True,
         )
         for vb, step in planned.progress.items()

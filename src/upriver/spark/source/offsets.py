@@ -122,7 +122,7 @@ class VBucketProgress:
     def request(self) -> StreamOffset:
         """What the newest step asks the producer for: an honest claim of the snapshots seen."""
         if not self.boundaries:
-            return StreamOffset(self.vbuuid, self.origin, Snapshot(self.origin, self.origin))
+            return StreamOffset.at(self.vbuuid, self.origin)
         newest = self.boundaries[-1]
         before = self.boundaries[-2].seqno if len(self.boundaries) > 1 else self.origin
         return StreamOffset(self.vbuuid, newest.seqno, Snapshot(before, newest.bound))

@@ -31,7 +31,7 @@ import pyarrow as pa
 from ...consumer.client import Consumer
 from ...consumer.reader_settings import ConsumerSettings
 from ...errors import RemoteProtocolError, UpriverError
-from ...model import FailoverLog, Snapshot, StreamOffset
+from ...model import FailoverLog, StreamOffset
 from ...session.consumer_events import Event, Rows, Step, StreamOpened
 from ...session.stream_position import Position
 from ..options import ReadOptions
@@ -165,7 +165,7 @@ class ReadAhead:
         if len(at) < len(wanted):
             return  # a vbucket has no server now
         positions = {
-            vb: Position(StreamOffset(log.newest.vbuuid, seqno, Snapshot(seqno, seqno)), log)
+            vb: Position(StreamOffset.at(log.newest.vbuuid, seqno), log)
             for vb, (seqno, log) in at.items()
         }
         self._seqnos = ArrivedSeqnos(at, highs)

@@ -42,6 +42,7 @@ from ...model import Op
 from ...wire.columns.result import OPS
 from ..functions.fold import ROLLBACK
 from ..options import RowFormat
+from .collection_events import unnamed
 from .value_columns import XATTRS, Bodies, read_bodies
 
 if TYPE_CHECKING:
@@ -231,8 +232,7 @@ class RowBuilder:
             try:
                 self._known[number] = self._names(number)
             except LookupError:
-                # two unknown collections must not become one
-                self._known[number] = (None, f"{number:#x}")
+                self._known[number] = unnamed(number)
         return self._known[number]
 
     def _assembled(self, count: int, columns: Mapping[str, _Array]) -> pa.RecordBatch:

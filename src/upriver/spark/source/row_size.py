@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings
 from ...errors import ConfigError, ConnectionFailed
 from ..options import ReadOptions
+from .source_access import reading_settings
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,7 @@ class RowSize:
         self._bytes = _USUAL_ROW
         self._sampled_at = -_SAMPLE_SECONDS
 
-    def learn(
-        self,
-        options: ReadOptions,
-        settings: Callable[..., ConsumerSettings],
-        waiting: Mapping[int, int],
-    ) -> float:
+    def learn(self, options: ReadOptions, waiting: Mapping[int, int]) -> float:
         """Reads a few changes of the vbucket with most of them ``waiting``; the mean size."""
         if time.monotonic() - self._sampled_at < _SAMPLE_SECONDS:
             return self._bytes
@@ -41,10 +37,12 @@ class RowSize:
         if vbucket is None or waiting[vbucket] <= 0:
             return self._bytes
         self._sampled_at = time.monotonic()
-        chosen = settings(vbuckets=frozenset({vbucket}), end="now", values=options.rows.values)
+        read = reading_settings(options, vbuckets=frozenset({vbucket}), end="now")
+        # values as rows will have them; a sample is not worth waiting for a node
+        settings = replace(read, decompress=options.rows.inflate, wait_at_start=0.0)
         rows = size = 0
         try:
-            with Consumer(options.source, access=options.access, settings=chosen) as consumer:
+            with Consumer(options.source, access=options.access, settings=settings) as consumer:
                 for batch in consumer.batches():
                     rows += batch.num_rows
                     size += batch.nbytes

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ...consumer.checkpoints.position_check import probe_and_wait
-from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.reader_settings import RollbackPolicy
 from ...consumer.topology.cluster_map import ClusterMap
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.questions import VBucketSeqnos
-from ...consumer.topology.seqno_survey import Survey
 from ...consumer.transport.connection_string import Address
 from ...errors import (
     AuthenticationFailed,
@@ -39,8 +38,8 @@ from .offset_planning import (
 from .offsets import Offset, SourceIdentity, VBucketProgress
 from .read_ahead import ArrivedChanges, ReadAhead
 from .row_size import RowSize
-from .task_reader import reading_settings
-from .task_steps import SMALL_BATCH
+from .source_access import reading_settings, survey_of
+from .task_steps import SMALL_BATCH, newest_step
 
 _log = logging.getLogger(__name__)
 
@@ -84,14 +83,7 @@ class Driver:
             self._ahead = ReadAhead(options, settings, options.read_ahead)
         #: The offset that was planned last, with the changes that lead there.
         self._arrived: tuple[Offset, ArrivedChanges] | None = None
-        self._survey = Survey(
-            options.source,
-            options.access,
-            timeout=options.request_timeout,
-            patience=min(patience, options.retry_timeout),
-            collections=options.collections,
-            scope=options.scope,
-        )
+        self._survey = survey_of(options, min(patience, options.retry_timeout))
         #: Vbuckets that cannot be planned, as no node answers for them, and since when.
         self._unknown: dict[int, float] = {}
         #: Up to when the vbuckets that stand still were looked at, and which of them is the next.
@@ -217,7 +209,7 @@ class Driver:
             if facts:
                 if limits.bytes is not None:
                     waiting = {v: f.high_seqno - previous.at(v).seqno for v, f in facts.items()}
-                    size = self._row_size.learn(self._options, self._settings, waiting)
+                    size = self._row_size.learn(self._options, waiting)
                     limits = Limits(limits.rows, limits.bytes, size, limits.target)
                 planned = plan(previous, facts, limits)
                 if can_restore is not None:
@@ -401,44 +393,39 @@ class Driver:
             at = previous.at(vbucket)
             if len(at.log) and at.vbuuid == sight.vbuuid:
                 facts[vbucket] = ObservedVBucket(
-                    sight.high_seqno, at.log, refused=vbucket in refused
+                    sight.high_seqno, at.log, sight.purge_seqno or 0, refused=vbucket in refused
                 )
             elif not len(at.log) and not sight.high_seqno:
                 continue  # there is nothing in it yet
             else:
                 unknown[vbucket] = sight
         for vbucket, (sight, log) in self._with_logs(unknown).items():
-            facts[vbucket] = ObservedVBucket(sight.high_seqno, log)
+            facts[vbucket] = ObservedVBucket(sight.high_seqno, log, sight.purge_seqno or 0)
         return facts
 
     def _refused(self, previous: Offset, sights: dict[int, VBucketSeqnos]) -> set[int]:
-        """The vbuckets whose newest step began below what was purged since."""
+        """The vbuckets whose newest step began below what was purged since.
+
+        The request itself is tried if the user may not see statistics, or if it names the purge
+        seqno that the server has: a server that understands this grants the request.
+        """
         refused: set[int] = set()
         untold: dict[int, Position] = {}
         for vbucket, sight in sights.items():
             at = previous.at(vbucket)
-            start = at.request.seqno
+            start, purged = at.start, sight.purge_seqno
             if not start or at.vbuuid != sight.vbuuid:
                 continue
-            if sight.purge_seqno is None:
-                untold[vbucket] = Position(at.request, at.log)
-            elif start < sight.purge_seqno:
+            if purged is None or start < purged == at.purge_seqno:
+                untold[vbucket] = newest_step(vbucket, at).position
+            elif start < purged:
                 refused.add(vbucket)
-        if untold:  # the user may not see statistics: the request itself is tried
+        if untold:
             options = self._options
-            verdicts = probe_and_wait(options.source, options.access, self._settings(), untold)
+            settings = reading_settings(options)
+            verdicts = probe_and_wait(options.source, options.access, settings, untold)
             refused |= {vb for vb, verdict in verdicts.items() if not verdict.accepted}
         return refused
-
-    def _settings(self, **chosen: Any) -> ConsumerSettings:
-        options = self._options
-        return ConsumerSettings(
-            collections=options.collections,
-            scope=options.scope,
-            connect_timeout=options.connect_timeout,
-            answer_timeout=options.request_timeout,
-            **chosen,
-        )
 
     def _with_logs(
         self, sights: dict[int, VBucketSeqnos]

@@ -1,9 +1,9 @@
 """What a task does: reads its steps and turns what comes into rows.
 
-A task has one consumer for all its vbuckets. A cut connection is mended inside of it; a vbucket
-whose history has left the branch that was planned is read no further (`reading.judge`), and one
-that is served by a node that has not heard of that branch yet is looked for again. Rows are made
-by `rows`; Spark is not known here.
+A task has one consumer for all its vbuckets. A cut connection is mended inside of it. The task of a
+stream takes only rows of the branch that was planned (`RollbackPolicy.STOP`): a vbucket whose
+history has left it is read no further (`task_steps.judge`), and one that is served by a node that
+has not heard of it yet is looked for again. Rows are made by `row_schema`; Spark is not known here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+from ...consumer.reader_settings import RollbackPolicy
 from ...consumer.topology.collection_names import Collections
-from ...consumer.topology.seqno_survey import Survey
 from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
-from ...model import NO_END, FailoverLog
+from ...model import NO_END
 from ...session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
 from ...session.stream_position import Position
 from ...wire import messages as m
 from ..options import ReadOptions
-from .collection_events import CollectionLog, Name
+from .collection_events import CollectionLog, Name, unnamed
 from .consumer_cache import CacheKey, consumer_for, keep
 from .live_collections import LiveCollections
 from .read_ahead import ArrivedChanges
 from .restate import Restatement
 from .row_schema import RowBuilder
+from .source_access import reading_settings, survey_of
 from .task_steps import ReadStep, StepVerdict, judge
 
 if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
@@ -44,24 +44,6 @@ _VBUCKETS: Final = 1 << 16
 _PAUSE: Final = 0.2
 #: Seconds for the map of a cluster to get about: until then a node may be missing in all maps.
 _MAP_SECONDS: Final = 3.0
-
-
-def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
-    """The settings of a consumer that reads for Spark."""
-    return ConsumerSettings(
-        collections=options.collections,
-        scope=options.scope,
-        values=options.rows.values,
-        xattrs=options.rows.xattrs,
-        compression=options.compression,
-        decompress=False,  # rows unpack what they are asked to
-        buffer=options.buffer,
-        connect_timeout=options.connect_timeout,
-        answer_timeout=options.request_timeout,
-        wait_at_start=options.retry_timeout,
-        give_up_after=options.retry_timeout,
-        **chosen,  # type: ignore[arg-type]
-    )
 
 
 def read_steps(
@@ -95,7 +77,7 @@ def read_steps(
         yield builder.rollbacks(rollbacks)
     left: set[int] = set() if skipped is None else skipped
     wanted = {step.vbucket: step for step in steps if step.has_range}
-    positions = {vb: _position(step) for vb, step in wanted.items()}
+    positions = {vb: step.position for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
@@ -129,28 +111,17 @@ def _restated(
     options: ReadOptions, restatement: Restatement, steps: Mapping[int, ReadStep]
 ) -> Iterator[pa.RecordBatch]:
     """The ``restated`` rows of vbuckets that were read."""
-    with _survey(options) as survey:
+    with survey_of(options) as survey:
         count, collections = len(survey.map().vbuckets), survey.collections()
     chosen = collections.live(options.collections, options.scope)
     named = [collections.names(number) for number in chosen]
     yield from restatement.finished(steps, count, named)
 
 
-def _survey(options: ReadOptions, patience: float = 0.0) -> Survey:
-    return Survey(
-        options.source,
-        options.access,
-        timeout=options.request_timeout,
-        patience=patience,
-        collections=options.collections,
-        scope=options.scope,
-    )
-
-
 def _is_gone(options: ReadOptions, step: ReadStep) -> bool:
     """Whether all nodes answer, and none has the step's branch in its history."""
     try:
-        with _survey(options) as survey:
+        with survey_of(options) as survey:
             return step.offset.vbuuid not in survey.known_branches(step.vbucket)
     except UpriverError:
         return False  # who does not answer may have it
@@ -172,7 +143,7 @@ def read_whole_snapshots(
     }
     if rollbacks:
         yield builder.rollbacks(rollbacks)
-    positions = {step.vbucket: _position(step) for step in steps if step.has_range}
+    positions = {step.vbucket: step.position for step in steps if step.has_range}
     restatement = None
     if options.restate_on_rollback and steps:
         restatement = Restatement(options.rows, {step.vbucket: step for step in steps})
@@ -193,7 +164,7 @@ def _whole_snapshots(
 ) -> Iterator[pa.RecordBatch]:
     exact = options.ending is not None or wanted.ends
     ends = {step.vbucket: step.end for step in steps}
-    with _survey(options, options.retry_timeout) as survey:
+    with survey_of(options, options.retry_timeout) as survey:
         # after a failover there may be less than was planned, and a stream would wait for it
         highs = survey.high_seqnos()
     if missing := sorted(positions.keys() - highs.keys()):
@@ -213,12 +184,8 @@ def _whole_snapshots(
 
 
 def _manifest(options: ReadOptions) -> Collections:
-    with _survey(options, options.retry_timeout) as survey:
+    with survey_of(options, options.retry_timeout) as survey:
         return survey.collections()
-
-
-def _position(step: ReadStep) -> Position:
-    return Position(step.offset, FailoverLog.of((step.offset.vbuuid, 0)))
 
 
 class _CollectionNames:
@@ -235,7 +202,7 @@ class _CollectionNames:
         if self.consumer is not None:
             with suppress(RemoteProtocolError):  # it was dropped before the consumer came
                 found = self.consumer.collections.names(number)
-        self._log.met[number] = found or (None, f"{number:#x}")
+        self._log.met[number] = found or unnamed(number)
         if found is None:
             raise LookupError(number)
         return found
@@ -320,7 +287,7 @@ class _Attempt:
         """A vbucket is not to be read any further here."""
         step = self._steps[event.vbucket]
         asked = replace(step.offset, seqno=event.from_seqno)
-        verdict = judge(step, asked, event.served, granted=False)
+        verdict = judge(step, asked, event.served)
         if verdict is StepVerdict.SKIP:
             self.left_behind.add(event.vbucket)
         elif verdict is StepVerdict.RETRY:

@@ -6,10 +6,10 @@ last change received, under the snapshot it was in; the answer is judged like th
 
 Rows must be of the branch that was planned. If the producer's history has left it behind, the step
 ends where it is, with no rows or with some: the next plan sees the new branch and kills them
-(`planning`). If the producer does not know it at all, it may not have heard yet of a failover that
-the driver knows, and what this task skipped nobody would read: then the task must look for the
-right producer, and fail if there is none. Or the branch was forgotten by a failover to before it
-began; only the driver knows, and checks it when the batch is replayed.
+(`offset_planning`). If the producer does not know it at all, it may not have heard yet of a
+failover that the driver knows, and what this task skipped nobody would read: then the task must
+look for the right producer, and fail if there is none. Or the branch was forgotten by a failover to
+before it began; only the driver knows, and checks it when the batch is replayed.
 
 A refusal carries no failover log. So a task that is refused asks for the log and then for the
 stream once more, on the same connection, and has the second refusal judged by that log. A refusal
@@ -27,6 +27,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from ...model import FailoverLog, Snapshot, StreamOffset
+from ...session.stream_position import Position
 from .offsets import Offset, VBucketProgress
 
 #: Fewer seqnos than this go into one group: a task of its own takes longer than reading them.
@@ -46,7 +47,7 @@ class ReadStep:
     end: int
     #: A rollback row for the seqno at which the step starts comes first, whatever the answer.
     rolls_back: bool = False
-    #: The purge seqno to name in the request, where the peer understands that; 0 for none.
+    #: The purge seqno to name in the request, if the server understands that; 0 for none.
     purge_seqno: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,9 +71,15 @@ class ReadStep:
         """Whether there is anything to ask the producer for."""
         return self.end > self.start
 
+    @property
+    def position(self) -> Position:
+        """Where a consumer begins with the step. Only the newest branch matters to its request."""
+        branch = FailoverLog.of((self.offset.vbuuid, 0))
+        return Position(self.offset, branch, purge_seqno=self.purge_seqno)
+
     def from_the_beginning(self) -> ReadStep:
         """The same step on the same branch, from seqno 0 on."""
-        return replace(self, offset=StreamOffset(self.offset.vbuuid, 0, Snapshot(0, 0)))
+        return replace(self, offset=StreamOffset.at(self.offset.vbuuid, 0))
 
     def wants(self, seqno: int) -> bool:
         """Whether a change that arrived is one of the step's rows."""
@@ -86,10 +93,8 @@ def _unpickled(
 
 
 class StepVerdict(Enum):
-    """What a task does after a producer's answer."""
+    """What a task does with a vbucket that it is not to read any further here."""
 
-    #: Rows may be taken until the stream or the connection ends.
-    READ = auto()
     #: No more rows of this vbucket; the next plan will see why.
     SKIP = auto()
     #: The producer does not know the branch: look for the right one, and fail if there is none.
@@ -98,14 +103,13 @@ class StepVerdict(Enum):
     START_OVER = auto()
 
 
-def judge(step: ReadStep, asked: StreamOffset, log: FailoverLog, *, granted: bool) -> StepVerdict:
-    """What the answer to a request of the step, the first or a resumed one, means.
+def judge(step: ReadStep, asked: StreamOffset, log: FailoverLog) -> StepVerdict:
+    """What to do if a request of the step, the first or a resumed one, brings none of its rows.
 
-    ``log`` came with a granted request, and was asked for right before one that was refused.
+    It was granted on another branch, and ``log`` came with the answer; or it was refused, and
+    ``log`` was asked for right before.
     """
     if len(log) and log.newest.vbuuid == step.offset.vbuuid:
-        if granted:
-            return StepVerdict.READ
         return StepVerdict.SKIP if asked == step.offset else StepVerdict.START_OVER
     left_behind = any(entry.vbuuid == step.offset.vbuuid for entry in log)
     return StepVerdict.SKIP if left_behind else StepVerdict.RETRY
@@ -137,7 +141,7 @@ def steps_between(
         is_read = progress.start < progress.seqno
         if progress == known.get(vbucket) or not (is_read or progress.rolled_back):
             continue
-        step = _step(vbucket, progress)
+        step = newest_step(vbucket, progress)
         if branches.get(vbucket, progress.vbuuid) == progress.vbuuid:
             steps.append(step)
         elif progress.rolled_back and not (restates and progress.seqno):
@@ -145,7 +149,8 @@ def steps_between(
     return tuple(steps)
 
 
-def _step(vbucket: int, progress: VBucketProgress) -> ReadStep:
+def newest_step(vbucket: int, progress: VBucketProgress) -> ReadStep:
+    """The step that led to a vbucket's progress."""
     return ReadStep(
         vbucket=vbucket,
         branch=progress.branch,

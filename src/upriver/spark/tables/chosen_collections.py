@@ -18,7 +18,7 @@ from typing import Final
 
 from ...consumer.topology.collection_names import Collections
 from ...errors import ConfigError, UpriverError
-from ...model import Snapshot, StreamOffset
+from ...model import StreamOffset
 from ..options import ReadOptions
 from ..source.collection_events import Name
 from ..source.offsets import Offset, VBucketProgress
@@ -144,7 +144,7 @@ def steps_of(
     for vbucket, at in sorted(before.progress.items()):
         is_read = highs.get(vbucket, 0) and branches[vbucket] == at.vbuuid
         start = 0 if is_read else at.seqno
-        claim = StreamOffset(at.vbuuid, start, Snapshot(start, start))
+        claim = StreamOffset.at(at.vbuuid, start)
         steps.append(ReadStep(vbucket=vbucket, branch=at.branch, offset=claim, end=at.seqno))
     return tuple(steps)
 

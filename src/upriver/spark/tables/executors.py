@@ -6,14 +6,13 @@ A session of Spark Connect has no RDDs: there the tasks are the partitions of a 
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
-from ..session import is_remote
+from ..runtime.internals import is_remote, task_errors
 from .format.storage import StorageFailed
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Tasks at once on a server that does not say how many cores it has.
 _REMOTE_TASKS: Final = 4
-_STORE_FAILED: Final = re.compile(r"\bStorageFailed: (.+)")
 
 
 class Executors(Protocol):
@@ -103,8 +101,9 @@ def _storage_failures() -> Iterator[None]:
     try:
         yield
     except Exception as problem:  # of Java, with the text of the task's error in it
-        if found := _STORE_FAILED.search(str(problem)):
-            raise StorageFailed(found[1]) from problem
+        for name, message in task_errors(problem):
+            if name == StorageFailed.__name__:
+                raise StorageFailed(message) from problem
         raise
 
 

@@ -10,7 +10,6 @@ what no commit names does not count, and the next batch is planned anew from the
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final
 from ... import telemetry
 from ..._unclosed import warn_unclosed
 from ...errors import ConfigError, UpriverError
+from ..runtime.internals import task_errors
 from ..source.admission import Limits
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
@@ -55,8 +55,6 @@ _DROPPED: Final = "was refused with UNKNOWN_COLLECTION"
 #: Seconds between two looks for a collection while there is none to read.
 _PAUSE: Final = 1.0
 _MOST_REPLANS: Final = 8
-#: What the errors of a task look like in the text that Spark makes of them.
-_OURS: Final = re.compile(r"upriver\.[\w.]*errors\.\w+: (.+)|upriver\.spark[\w.]+: (.+)")
 #: Changes of the first batch of a table whose columns follow documents.
 _SAMPLE: Final = 10_000
 
@@ -469,7 +467,7 @@ def as_ours(problem: Exception) -> UpriverError:
     """The error as one of ours: itself, or what Spark's wrapping says of one, or its text."""
     if isinstance(problem, UpriverError):
         return problem
-    found = [first or second for first, second in _OURS.findall(str(problem))]
-    ours = UpriverError(found[-1] if found else f"{type(problem).__name__}: {problem}")
+    found = task_errors(problem)
+    ours = UpriverError(found[-1][1] if found else f"{type(problem).__name__}: {problem}")
     ours.__cause__ = problem
     return ours

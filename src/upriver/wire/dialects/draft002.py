@@ -1,6 +1,6 @@
 """The dialect of draft 002, the oldest: a 12-byte header and a type byte.
 
-The draft does not specify its stream messages completely; `_ITEM` and `_DELETED` fix their layout.
+The draft does not specify its stream messages completely; `_ITEM` and `_EDGE` fix their layout.
 A response does not name its request: an OK with pairs is read as a failover log, one without as an
 accepted stream, and an error as the refusal of a stream request. Messages of a stream carry no
 vbucket, only the request id.
