@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from ... import __version__
 from ...errors import ConnectionFailed, DecodeError
@@ -32,7 +32,6 @@ from ..topology.cluster_view import (
     Pause,
     Topology,
     Visit,
-    with_earlier,
 )
 from ..writing.fast_responses import quick_statistic
 from .access import Access
@@ -109,22 +108,6 @@ class BlockingConnection:
         except BaseException as problem:
             self.close()
             raise self._named(problem) from None
-
-    @classmethod
-    def open(cls, source: Source, access: Access, **options: Any) -> Self:
-        """Connects to the first node of the source that accepts the client.
-
-        If none does, the error of the last node also names the errors of the others.
-        """
-        troubles: list[ConnectionFailed] = []
-        for address in source.addresses:
-            try:
-                return cls(address, source, access, **options)
-            except ConnectionFailed as error:
-                troubles.append(error)
-        if not troubles:
-            raise ValueError("a source without hosts")
-        raise with_earlier(troubles)
 
     @property
     def where(self) -> str:

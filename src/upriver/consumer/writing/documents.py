@@ -18,7 +18,8 @@ from ...wire.messages import Response
 from ...wire.names import Feature
 from ...wire.values import unwrap
 from ..topology.cluster_map import ClusterMap, vbucket_of
-from ..topology.cluster_view import Topology, ask_owners, renew_map
+from ..topology.cluster_questions import ask_owners, renew_map
+from ..topology.cluster_view import Topology
 from ..topology.collection_names import Collections
 from ..transport.access import Access
 from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes

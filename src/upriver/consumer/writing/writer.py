@@ -31,7 +31,8 @@ from ...errors import (
     UpriverError,
 )
 from ..topology.cluster_map import Network, vbucket_of
-from ..topology.cluster_view import Topology, may_heal, renew_map
+from ..topology.cluster_questions import renew_map
+from ..topology.cluster_view import Topology, may_heal
 from ..topology.collection_names import Collections
 from ..transport.access import Access
 from ..transport.blocking_connection import (
