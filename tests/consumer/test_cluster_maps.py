@@ -248,7 +248,7 @@ def test_nodes_have_a_management_port_of_the_network_in_use() -> None:
     out = {
         n: outside("db.example", kv=n, kvSSL=n + 10, mgmt=n + 20, mgmtSSL=n + 30) for n in (1, 2)
     }
-    ports = {"kv": 11210, "kvSSL": 11207, "mgmt": 8091, "mgmtSSL": 18091}
+    ports: dict[str, Any] = {"kv": 11210, "kvSSL": 11207, "mgmt": 8091, "mgmtSSL": 18091}
     nodes = [listed(f"n{n}", **ports, external=out[n]) for n in (1, 2)]
     both = document(["n1:11210", "n2:11210"], nodes)
     assert managements(both) == ["db.example:21", "db.example:22"]

@@ -49,6 +49,12 @@ def inner(outer_ports: dict[str, int], *, this: bool = False, **services: int) -
     }
 
 
+def management_port(producer: TemporaryProducer) -> int:
+    port = producer.producer.server.http_port
+    assert port is not None
+    return port
+
+
 def create(source: Source, producer: TemporaryProducer, access: Access | None = None) -> None:
     CollectionManager(source, access, timeout=5).create_collection("_default", "fruit")
     assert [c.name for c in producer.bucket.manifest.collections if c.name == "fruit"] == ["fruit"]
@@ -67,7 +73,7 @@ def test_a_node_of_the_last_map_names_the_port_if_no_host_answers(
 
 
 def test_outsiders_use_the_external_port_of_the_only_node(producer: TemporaryProducer) -> None:
-    port = producer.producer.server.http_port
+    port = management_port(producer)
     with Peer() as peer:
         node = inner({"kv": peer.port, "mgmt": port}, this=True, kv=11210, mgmt=NOBODY)
         peer.map = {**cluster([peer], peer, [0]), "nodesExt": [node]}
@@ -77,7 +83,7 @@ def test_outsiders_use_the_external_port_of_the_only_node(producer: TemporaryPro
 def test_outsiders_use_the_external_port_of_the_node_that_answers(
     producer: TemporaryProducer,
 ) -> None:
-    port = producer.producer.server.http_port
+    port = management_port(producer)
     with Peer() as peer:
         peer.map = cluster([peer, peer], peer, [0, 1])
         peer.map["nodesExt"] = [
@@ -90,7 +96,7 @@ def test_outsiders_use_the_external_port_of_the_node_that_answers(
 def test_another_node_is_used_if_the_one_that_answers_has_no_port_for_outsiders(
     producer: TemporaryProducer,
 ) -> None:
-    port = producer.producer.server.http_port
+    port = management_port(producer)
     with Peer() as peer:
         peer.map = cluster([peer, peer], peer, [0, 1])
         peer.map["nodesExt"] = [
@@ -109,7 +115,7 @@ def test_over_tls_the_port_for_tls_is_used(files: Certificates) -> None:
         TemporaryProducer(vbuckets=2, settings=settings) as producer,
         Peer(tls=context) as peer,
     ):
-        port = producer.producer.server.http_port
+        port = management_port(producer)
         ports = {"kvSSL": peer.port, "mgmt": NOBODY, "mgmtSSL": port}
         node = inner(ports, this=True, kvSSL=11207, mgmtSSL=NOBODY)
         peer.map = {**cluster([peer], peer, [0]), "nodesExt": [node]}

@@ -67,7 +67,7 @@ class World:
 
     def _visit(self, visit: Visit) -> list[Any] | UpriverError:
         self.visited.append(visit.address)
-        about_map = any(talk.__name__ == "cluster_map" for talk in visit.talks)
+        about_map = any(getattr(talk, "__name__", "") == "cluster_map" for talk in visit.talks)
         for talk in visit.talks:
             talk.close()
         said = self._answer(visit.address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
 from typing import Any, TypeVar
 
 from ...errors import ConnectionFailed, ProtocolError, Status, StatusError, UpriverError
@@ -95,6 +96,7 @@ def _most_telling(troubles: list[UpriverError]) -> UpriverError:
     *others, last = sorted(troubles, key=lambda error: isinstance(error, AnswerRefused))
     if others and isinstance(last, ConnectionFailed):
         earlier = [e.summary if isinstance(e, ConnectionFailed) else str(e) for e in others]
+        last = copy(last)  # a pool may return the same error again
         last.problem += f" (before it, {', '.join(earlier)})"
     return last
 

@@ -42,7 +42,8 @@ from ..transport.blocking_connection import (
     BlockingNodes,
 )
 from ..transport.connection_string import Address, Source
-from .document_edits import Edit, Outcome, shown_key
+from .document_checks import request_name
+from .document_edits import Edit, Outcome
 from .edit_pipeline import EditPipeline
 
 _log = logging.getLogger(__name__)
@@ -214,8 +215,8 @@ class Writer:
         if status is Status.NOT_MY_VBUCKET:
             self._topology.map_is_old = True
         context = f"{where} {_EXCUSES.get(status, 'cannot do it now')}"
-        request = f"writing the document {shown_key(edit.key)}"
-        self._postpone([edit], StatusError(status, request=request, context=context))
+        trouble = StatusError(status, request=request_name(edit.key), context=context)
+        self._postpone([edit], trouble)
 
     # ---- retries -------------------------------------------------------------------------
 
