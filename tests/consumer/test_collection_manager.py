@@ -134,3 +134,25 @@ def test_if_no_node_answers_all_are_named() -> None:
     with pytest.raises(ConnectionFailed, match=f"before it, {first} cannot be reached") as caught:
         CollectionManager(Source((first, second), "default"))
     assert caught.value.where == str(second)
+
+
+def names(producer: TemporaryProducer) -> list[str]:
+    return [collection.name for collection in producer.bucket.manifest.collections]
+
+
+def test_a_collection_is_ensured_with_its_scope_as_often_as_asked(
+    producer: TemporaryProducer,
+) -> None:
+    manager = CollectionManager(Source((Address(producer.host, producer.port),), "default"))
+    for _ in range(2):
+        manager.ensure_collection("shop.orders")
+    assert names(producer).count("orders") == 1
+
+
+def test_a_scope_that_is_known_is_not_created(producer: TemporaryProducer) -> None:
+    manager = CollectionManager(Source((Address(producer.host, producer.port),), "default"))
+    with pytest.raises(ConfigError, match=r"creating the collection shop\.orders was refused"):
+        manager.ensure_collection("shop.orders", known_scopes=["shop"])
+    manager.create_scope("shop")
+    manager.ensure_collection("shop.orders", known_scopes=["shop"])
+    assert "orders" in names(producer)

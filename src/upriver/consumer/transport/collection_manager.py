@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 from base64 import b64encode
+from collections.abc import Collection
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
@@ -52,6 +53,16 @@ class CollectionManager:
         what = f"creating the collection {scope}.{name}"
         path = f"/{_part(scope)}/collections"
         self._send("POST", path, form, what, _EXISTS if exists_ok else None)
+
+    def ensure_collection(self, name: str, *, known_scopes: Collection[str] = ()) -> None:
+        """Creates a collection and its scope unless they exist; others may do so meanwhile.
+
+        A scope that is known to exist is not asked for: the user may not be allowed to create one.
+        """
+        scope, _, collection = name.partition(".")
+        if scope not in known_scopes:
+            self.create_scope(scope, exists_ok=True)
+        self.create_collection(scope, collection, exists_ok=True)
 
     def drop_collection(self, scope: str, name: str, *, missing_ok: bool = False) -> None:
         what = f"dropping the collection {scope}.{name}"

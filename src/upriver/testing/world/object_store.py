@@ -126,9 +126,9 @@ class SimulatedStorage(Storage):
         place = self.prefix + path
         return self.store.carry_out("look", place, lambda: place in self.store.content)
 
-    def files(self, prefix: str = "", after: str | None = None) -> Iterator[StoredFile]:
+    def files(self, prefix: str = "") -> Iterator[StoredFile]:
         folder = f"{self.prefix}{prefix.rstrip('/')}/" if prefix else self.prefix
-        last = self.prefix + after if after else ""
+        last = ""
 
         def page() -> list[str]:
             names = sorted(n for n in self.store.content if n.startswith(folder) and n > last)
@@ -151,9 +151,6 @@ class SimulatedStorage(Storage):
             place = self.prefix + path
             self.store.carry_out("delete", place, partial(self.store.delete, place))
         return len(wanted)
-
-    def deltalake_options(self) -> dict[str, str]:
-        raise NotImplementedError("deltalake cannot read a simulated store")
 
     @property
     def _store(self) -> Any:
