@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import pytest
 
 from upriver.consumer.topology.cluster_questions import (
-    AnswerRefused,
     ask_copies,
     ask_owners,
+    refusal_of,
     renew_map,
 )
 from upriver.consumer.topology.cluster_view import ClusterConversation, Pause, Topology, Visit
@@ -139,9 +139,11 @@ def test_another_protocol_is_waited_for_only_where_a_node_was_before() -> None:
 def test_a_refusal_is_told_before_what_cannot_be_reached() -> None:
     refused = StatusError(Status.NOT_FOUND, request="the map", context="no map yet")
     world = World(A, B, answer=lambda address: refused if address == A else GONE)
-    with pytest.raises(AnswerRefused, match=r"NOT_FOUND .before it, somewhere cannot be") as caught:
+    with pytest.raises(
+        ConnectionFailed, match=r"NOT_FOUND .before it, somewhere cannot be"
+    ) as caught:
         world.run(renew_map(world.topology))
-    assert caught.value.refusal is refused
+    assert refusal_of(caught.value) is refused
 
 
 def test_a_refused_map_is_an_error_with_its_status() -> None:

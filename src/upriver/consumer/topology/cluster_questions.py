@@ -32,18 +32,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class AnswerRefused(ConnectionFailed):
-    """No node sent the cluster map or the collections, and at least one refused to."""
-
-    def __init__(self, refusal: StatusError, address: Address) -> None:
-        super().__init__(
-            f"refused to send {refusal.request}, with {refusal.status.name}",
-            refusal.context or "see what its log says",
-            where=str(address),
-        )
-        self.refusal = refusal
-
-
 def ask_node(address: Address, *talks: Conversation[Any]) -> ClusterConversation[list[Any]]:
     """Visits one node; raises the error of the visit."""
     (outcome,) = yield [Visit(address, talks)]
@@ -75,7 +63,7 @@ def renew_map(
                 if names:
                     yield from learn_collections(topology, address)
             except StatusError as refusal:  # the node may have no map yet
-                troubles.append(AnswerRefused(refusal, address))
+                troubles.append(_without_answer(refusal, address))
                 continue
             except (ConnectionFailed, ProtocolError) as error:
                 if is_final(error):
@@ -91,14 +79,31 @@ def renew_map(
         yield Pause(min(left, backoff.next_pause()))
 
 
+def _without_answer(refusal: StatusError, address: Address) -> ConnectionFailed:
+    error = ConnectionFailed(
+        f"refused to send {refusal.request}, with {refusal.status.name}",
+        refusal.context or "see what its log says",
+        where=str(address),
+    )
+    error.__cause__ = refusal
+    return error
+
+
+def refusal_of(error: UpriverError) -> StatusError | None:
+    """With which status a node refused to send the map or the collections; None if none did."""
+    return error.__cause__ if isinstance(error.__cause__, StatusError) else None
+
+
 def _most_telling(troubles: list[UpriverError]) -> UpriverError:
     """The last refusal, or else the last error, with the other nodes' errors in its message."""
-    *others, last = sorted(troubles, key=lambda error: isinstance(error, AnswerRefused))
-    if others and isinstance(last, ConnectionFailed):
-        earlier = [e.summary if isinstance(e, ConnectionFailed) else str(e) for e in others]
-        last = copy(last)  # a pool may return the same error again
-        last.problem += f" (before it, {', '.join(earlier)})"
-    return last
+    *others, last = sorted(troubles, key=lambda error: refusal_of(error) is not None)
+    if not others or not isinstance(last, ConnectionFailed):
+        return last
+    earlier = [e.summary if isinstance(e, ConnectionFailed) else str(e) for e in others]
+    told = copy(last)  # a pool may return the same error again
+    told.__cause__ = last.__cause__
+    told.problem += f" (before it, {', '.join(earlier)})"
+    return told
 
 
 def learn_collections(topology: Topology, address: Address) -> ClusterConversation[None]:

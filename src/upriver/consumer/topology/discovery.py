@@ -30,11 +30,11 @@ from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
 from .cluster_questions import (
-    AnswerRefused,
     ask_failover_logs,
     ask_node,
     ask_owners,
     learn_collections,
+    refusal_of,
     renew_map,
 )
 from .cluster_view import NODE_TROUBLE
@@ -123,7 +123,7 @@ class Discovery:
         try:
             return await self._nodes.run(renew_map(topology, [first.address], names=True))
         except (ConnectionFailed, RemoteProtocolError) as problem:
-            refusal = problem.refusal if isinstance(problem, AnswerRefused) else None
+            refusal = refusal_of(problem)
             answered = refusal is not None and not refusal.retriable
             map_is_known = topology.has_map and not topology.map_is_assumed
             if wanted is None or map_is_known or (first.dialect.negotiates and not answered):
