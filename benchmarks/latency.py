@@ -140,7 +140,8 @@ class Writer:
     """Writes documents, each time others."""
 
     def __init__(self, source: str) -> None:
-        self._link = BlockingConnection.open(Source.parse(source), Access())
+        place = Source.parse(source)
+        self._link = BlockingConnection(place.hosts[0], place, Access())
         self._number = 0
 
     def write(self, count: int) -> float:

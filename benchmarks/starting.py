@@ -113,7 +113,8 @@ def _reap() -> bool:
 def change(source: str, documents: int, count: int, seed: int) -> None:
     chance = random.Random(seed)
     names = [key(number) for number in chance.sample(range(documents), count)]
-    with BlockingConnection.open(Source.parse(source), Access()) as link:
+    place = Source.parse(source)
+    with BlockingConnection(place.hosts[0], place, Access()) as link:
         for first in range(0, count, 1000):
             link.run_all(
                 single(kv.Set(key=name, vbucket=vbucket_of(name), value=VALUE))

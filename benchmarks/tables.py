@@ -95,7 +95,8 @@ def trickle(pipeline: Pipeline, source: str, documents: int, seconds: int) -> st
                 waiting.remove(one)
 
     features = (Feature.MUTATION_SEQNO,)
-    with BlockingConnection.open(Source.parse(source), Access(), features=features) as link:
+    place = Source.parse(source)
+    with BlockingConnection(place.hosts[0], place, Access(), features=features) as link:
         began = time.perf_counter()
         for number in range(100 * seconds):
             name = key(chance.randrange(documents))
@@ -140,7 +141,8 @@ def updates(
             start(spark, source=text, table=table, once=True).wait()
             Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
             times, used = [], []
-            with BlockingConnection.open(Source.parse(text), Access()) as link:
+            place = Source.parse(text)
+            with BlockingConnection(place.hosts[0], place, Access()) as link:
                 for _ in range(batches):
                     names = [key(chance.randrange(documents)) for _ in range(UPDATES)]
                     for at in range(0, UPDATES, 500):

@@ -258,7 +258,7 @@ def test_users_and_tls(tmp_path: Path) -> None:
     with serving("--vbuckets", "4", *files) as served:
         assert served.source.tls
         access = Access(user="writer", password="secret", authority=tls.authority)
-        with BlockingConnection.open(served.source, access) as link:
+        with BlockingConnection(served.source.hosts[0], served.source, access) as link:
             written = link.ask(kv.Set(key=b"k", value=b"v"))
             assert written.status is Status.SUCCESS
         assert served.stop()[0] == 0

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import Certificates, write_certificates
@@ -79,6 +80,10 @@ def guarded(
         yield running
 
 
+def link_to(source: Source, access: Access = NOBODY, **options: Any) -> BlockingConnection:
+    return BlockingConnection(source.hosts[0], source, access, **options)
+
+
 def map_of(link: BlockingConnection) -> bytes:
     found = link.run(cluster_map())
     assert isinstance(found, bytes)
@@ -87,8 +92,8 @@ def map_of(link: BlockingConnection) -> bytes:
 
 def failure(source: Source, access: Access = NOBODY, timeout: float = 30.0) -> ConnectionFailed:
     with pytest.raises(ConnectionFailed) as caught:
-        BlockingConnection.open(source, access, timeout=timeout)
-    assert caught.value.where == str(source.hosts[-1])
+        link_to(source, access, timeout=timeout)
+    assert caught.value.where == str(source.hosts[0])
     return caught.value
 
 
@@ -97,7 +102,7 @@ def failure(source: Source, access: Access = NOBODY, timeout: float = 30.0) -> C
 
 def test_a_link_is_in_its_bucket_and_knows_where_everything_is(producer: TemporaryProducer) -> None:
     source = source_of(producer)
-    with BlockingConnection.open(source, NOBODY) as link:
+    with link_to(source, NOBODY) as link:
         assert Feature.JSON in link.features
         assert link.ask(kv.Set(key=b"k", value=b"{}")).status is Status.SUCCESS
         cluster = ClusterMap.parse(map_of(link), reached=link.address, tls=False)
@@ -110,7 +115,7 @@ def test_a_link_is_in_its_bucket_and_knows_where_everything_is(producer: Tempora
 
 def test_collections_are_spoken_when_they_are_agreed_on(producer: TemporaryProducer) -> None:
     features = (Feature.SELECT_BUCKET, Feature.COLLECTIONS)
-    with BlockingConnection.open(source_of(producer), NOBODY, features=features) as link:
+    with link_to(source_of(producer), NOBODY, features=features) as link:
         written = link.ask(kv.Set(key=b"collected", value=b"v", collection=0))
         assert written.status is Status.SUCCESS
         manifest = link.ask(kv.GetManifest())
@@ -121,25 +126,12 @@ def test_collections_are_spoken_when_they_are_agreed_on(producer: TemporaryProdu
 def test_a_user_over_tls(guarded: TemporaryProducer, files: Certificates) -> None:
     access = Access(user="ann", password=SECRET, authority=files.authority)
     source = source_of(guarded, tls=True)
-    with BlockingConnection.open(source, access) as link:
+    with link_to(source, access) as link:
         assert link.ask(kv.Set(key=b"k", value=b"v")).status is Status.SUCCESS
         cluster = ClusterMap.parse(map_of(link), reached=link.address, tls=True)
         assert [node.address for node in cluster.nodes] == list(source.hosts)
     anybody = Access(user="ann", password=SECRET, insecure=True)
-    BlockingConnection.open(source, anybody).close()
-
-
-def test_the_next_host_is_tried(producer: TemporaryProducer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        gone = Address("127.0.0.1", free.getsockname()[1])
-    here = Address(producer.host, producer.port)
-    with BlockingConnection.open(Source((gone, here), "default"), NOBODY) as link:
-        assert link.address == here
-    error = failure(Source((gone, here), "other"))
-    assert isinstance(error, BucketNotFound)
-    assert error.problem == (
-        f"has no bucket other (before it, {gone} cannot be reached: Connection refused)"
-    )
+    link_to(source, anybody).close()
 
 
 class Chatty(Peer):
@@ -151,14 +143,14 @@ class Chatty(Peer):
 
 
 def test_answers_to_other_questions_are_passed_over() -> None:
-    with Chatty() as peer, BlockingConnection.open(peer.source, NOBODY) as link:
+    with Chatty() as peer, link_to(peer.source, NOBODY) as link:
         assert link.ask(kv.Noop()).status is Status.SUCCESS
         assert json.loads(map_of(link)) == {}
 
 
 def test_a_server_that_goes_away() -> None:
     with TemporaryProducer(vbuckets=4) as producer:
-        link = BlockingConnection.open(source_of(producer), NOBODY)
+        link = link_to(source_of(producer), NOBODY)
     with link, pytest.raises(ConnectionFailed, match="was lost: "):
         link.ask(kv.Noop())
 
@@ -296,7 +288,7 @@ def test_a_server_without_a_map() -> None:
             command=0xB5, opaque=request.opaque, status=Status.NOT_FOUND, value=context
         )
 
-    with Peer(answer) as peer, BlockingConnection.open(peer.source, NOBODY) as link:
+    with Peer(answer) as peer, link_to(peer.source, NOBODY) as link:
         with pytest.raises(StatusError) as caught:
             link.run(cluster_map())
         assert "the cluster map was refused with NOT_FOUND: no map yet" in str(caught.value)

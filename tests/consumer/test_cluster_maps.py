@@ -240,6 +240,34 @@ def test_a_node_that_outsiders_cannot_reach() -> None:
         parse(document(["one:1", "two:2"], nodes))
 
 
+def managements(found: Any, **options: Any) -> list[str]:
+    return [str(node.management) for node in parse(found, **options).nodes]
+
+
+def test_nodes_have_a_management_port_of_the_network_in_use() -> None:
+    out = {
+        n: outside("db.example", kv=n, kvSSL=n + 10, mgmt=n + 20, mgmtSSL=n + 30) for n in (1, 2)
+    }
+    ports: dict[str, Any] = {"kv": 11210, "kvSSL": 11207, "mgmt": 8091, "mgmtSSL": 18091}
+    nodes = [listed(f"n{n}", **ports, external=out[n]) for n in (1, 2)]
+    both = document(["n1:11210", "n2:11210"], nodes)
+    assert managements(both) == ["db.example:21", "db.example:22"]
+    assert managements(both, tls=True) == ["db.example:31", "db.example:32"]
+    assert managements(both, network="default") == ["n1:8091", "n2:8091"]
+    assert managements(both, network="default", tls=True) == ["n1:18091", "n2:18091"]
+    without = [
+        listed(f"n{n}", kv=11210, mgmt=8091, external=outside("db.example", kv=n)) for n in (1, 2)
+    ]
+    assert managements(document(["n1:11210", "n2:11210"], without)) == ["None", "None"]
+
+
+def test_the_only_node_is_managed_where_it_was_reached() -> None:
+    nodes = [listed("172.17.0.2", kv=11210, mgmt=8091), listed("index", mgmt=9091)]
+    assert managements(document(["172.17.0.2:11210"], nodes)) == ["db.example:8091"]
+    assert managements(document(["172.17.0.2:11210"], nodes), tls=True) == ["None"]
+    assert managements(document(["172.17.0.2:11210"])) == ["None"]
+
+
 # ---- nonsense ----------------------------------------------------------------------------
 
 

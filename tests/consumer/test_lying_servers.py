@@ -26,6 +26,8 @@ from consumerkit import (
 from serverkit import SECRET, users_file
 
 from upriver.consumer import Access, Consumer
+from upriver.consumer.topology.seqno_survey import Survey
+from upriver.consumer.transport.connection_string import Source
 from upriver.errors import (
     AuthenticationFailed,
     BucketNotFound,
@@ -34,6 +36,7 @@ from upriver.errors import (
     NotADcpServer,
     RemoteProtocolError,
     Status,
+    StatusError,
     StreamRuleBroken,
     UpriverError,
 )
@@ -402,6 +405,56 @@ def test_a_lost_connection_is_no_server_without_maps() -> None:
     with Scripted(script) as server:
         error = failure(server.source, vbuckets=frozenset({0}))
     assert isinstance(error, ConnectionFailed)
+
+
+def without_maps(talk: Conversation, request: Any) -> bool:
+    if isinstance(request, kv.GetClusterConfig):
+        talk.answer(request, Status.NO_ACCESS)
+        return True
+    return False
+
+
+def test_a_node_without_a_map_does_not_hide_one_that_has_it() -> None:
+    with Scripted(without_maps) as server, TemporaryProducer(vbuckets=2) as producer:
+        fill(producer, 4)
+        producer.bucket.create_collection(0, "fruit")
+        source = f"couchbase://127.0.0.1:{server.port},127.0.0.1:{producer.port}/default"
+        assert len(everything(source, collections=("_default._default",))) == 4
+        assert isinstance(failure(server.source), StatusError)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [Survey.map, Survey.collections, Survey.high_seqnos, lambda survey: survey.failover_logs([])],
+)
+def test_a_survey_asks_again_while_a_node_has_no_map(question: Callable[[Survey], Any]) -> None:
+    refusals = [Status.NOT_FOUND] * 3
+
+    def script(talk: Conversation, request: Any) -> bool:
+        if isinstance(request, kv.GetClusterConfig) and refusals:
+            talk.answer(request, refusals.pop())
+            return True
+        return False
+
+    with Scripted(script) as server:
+        source = Source.parse(server.source)
+        with Survey(source, Access(), timeout=PATIENCE, patience=PATIENCE) as survey:
+            question(survey)
+            assert (refusals, len(survey.nodes)) == ([], 1)
+
+
+def test_the_only_node_without_a_map_is_found_behind_a_host_that_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gone = free.getsockname()[1]
+    rows = streaming(mark(0, 2), row(1), row(2), m.StreamEnd(vbucket=0))
+
+    def script(talk: Conversation, request: Any) -> bool:
+        return without_maps(talk, request) or rows(talk, request)
+
+    with Scripted(script, vbuckets=1) as server:
+        source = f"couchbase://127.0.0.1:{gone},127.0.0.1:{server.port}/default"
+        changes = everything(source, vbuckets=frozenset({0}), end={0: 2}, **QUICK)
+    assert places(changes) == [(0, 1), (0, 2)]
 
 
 # ---- servers of draft 001 ----------------------------------------------------------------

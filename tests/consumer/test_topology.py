@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from upriver.consumer.topology.cluster_view import (
-    ClusterConversation,
-    Pause,
-    Topology,
-    Visit,
+from upriver.consumer.topology.cluster_questions import (
+    ask_copies,
     ask_owners,
+    refusal_of,
     renew_map,
 )
+from upriver.consumer.topology.cluster_view import ClusterConversation, Pause, Topology, Visit
 from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import (
     AuthenticationFailed,
     ConfigError,
     ConnectionFailed,
+    NotADcpServer,
     RemoteProtocolError,
     Status,
     StatusError,
@@ -46,6 +46,8 @@ class World:
 
     def __init__(self, *hosts: Address, answer: Callable[[Address], Any]) -> None:
         self.now = 0.0
+        #: What nodes send that are asked for the map; None for what they say to anything.
+        self.map: bytes | None = None
         self.visited: list[Address] = []
         self.topology = Topology(Source(hosts, "b"), clock=lambda: self.now)
         self._answer = answer
@@ -65,10 +67,13 @@ class World:
 
     def _visit(self, visit: Visit) -> list[Any] | UpriverError:
         self.visited.append(visit.address)
+        about_map = any(getattr(talk, "__name__", "") == "cluster_map" for talk in visit.talks)
         for talk in visit.talks:
             talk.close()
         said = self._answer(visit.address)
-        return said if isinstance(said, UpriverError) else [said]
+        if about_map and self.map is not None and not isinstance(said, UpriverError):
+            return [self.map]
+        return said if isinstance(said, UpriverError) else [said] * len(visit.talks)
 
 
 def no_question(vbuckets: list[int]) -> tuple[Conversation[dict[int, int]], ...]:
@@ -118,6 +123,29 @@ def test_patience_is_for_nodes_that_may_come_back() -> None:
     assert world.now == pytest.approx(10)
 
 
+def test_another_protocol_is_waited_for_only_where_a_node_was_before() -> None:
+    stranger = NotADcpServer("speaks HTTP", "check the port", where=str(A))
+    world = World(A, answer=lambda address: stranger)
+    with pytest.raises(NotADcpServer):
+        world.run(renew_map(world.topology, patience=10))
+    assert world.now == 0
+    answers: list[Any] = [cluster(0, nodes=(A,)), stranger, stranger, cluster(0, nodes=(A,))]
+    world = World(A, answer=lambda address: answers.pop(0))
+    world.run(renew_map(world.topology))
+    world.run(renew_map(world.topology, patience=10))  # its node restarts behind a proxy
+    assert answers == []
+
+
+def test_a_refusal_is_told_before_what_cannot_be_reached() -> None:
+    refused = StatusError(Status.NOT_FOUND, request="the map", context="no map yet")
+    world = World(A, B, answer=lambda address: refused if address == A else GONE)
+    with pytest.raises(
+        ConnectionFailed, match=r"NOT_FOUND .before it, somewhere cannot be"
+    ) as caught:
+        world.run(renew_map(world.topology))
+    assert refusal_of(caught.value) is refused
+
+
 def test_a_refused_map_is_an_error_with_its_status() -> None:
     refused = StatusError(Status.NOT_FOUND, request="the map", context="no map yet")
     world = World(A, answer=lambda address: refused)
@@ -151,17 +179,39 @@ def test_every_owner_is_asked_for_its_vbuckets() -> None:
 
 def test_a_part_is_enough_only_for_those_who_say_so() -> None:
     world = owners_world({A: {0: 10}})
-    assert world.run(ask_owners(world.topology, None, no_question, partial=True)) == {0: 10}
+    assert world.run(ask_owners(world.topology, None, no_question, partial_after=0)) == {0: 10}
     world = owners_world({A: {0: 10}})
     with pytest.raises(ConnectionFailed):
         world.run(ask_owners(world.topology, None, no_question))
+
+
+def test_a_part_is_waited_for_less_long_than_any_answer() -> None:
+    begins = {A: 0.0, B: 99.0}
+    world = World(A, answer=lambda node: {0: 10} if world.now >= begins[node] else GONE)
+    world.map = cluster(0, 1)
+
+    def ask() -> dict[int, int]:
+        question = ask_owners(
+            world.topology, None, no_question, patience=50, partial_after=3, connected=[A]
+        )
+        return world.run(question)
+
+    assert ask() == {0: 10}
+    assert world.now == pytest.approx(3)
+    world.now, begins[A] = 0.0, 20.0
+    assert ask() == {0: 10}
+    assert world.now >= 20
+    world.now, begins[A] = 0.0, 99.0
+    with pytest.raises(ConnectionFailed):
+        ask()
+    assert world.now == pytest.approx(50)
 
 
 def test_a_refusal_is_never_taken_for_nothing_there() -> None:
     refused = StatusError(Status.NO_ACCESS, request="the high seqnos")
     world = owners_world({A: {0: 10}, B: refused})
     with pytest.raises(StatusError, match="the high seqnos was refused with NO_ACCESS"):
-        world.run(ask_owners(world.topology, None, no_question, partial=True, patience=100))
+        world.run(ask_owners(world.topology, None, no_question, partial_after=100, patience=100))
     assert world.now == 0
 
 
@@ -172,3 +222,31 @@ def test_a_whole_answer_has_every_vbucket_or_is_an_error() -> None:
     world = owners_world(answers)
     with pytest.raises(ConnectionFailed, match="vbucket 1 of b on no node"):
         world.run(ask_owners(world.topology, None, no_question, whole=True))
+
+
+def copies_world(answers: dict[Address, Any]) -> World:
+    """A cluster with vbucket 0 at A and B, 1 at A, and 2 at no node."""
+    world = World(A, answer=lambda address: answers.get(address, GONE))
+    servers = {"serverList": [str(A), str(B)], "vBucketMap": [[0, 1], [0, -1], [-1, -1]]}
+    world.topology.learn_map(json.dumps({"rev": 1, "vBucketServerMap": servers}).encode(), A)
+    return world
+
+
+def copy_question(vbucket: int) -> Conversation[int]:
+    raise AssertionError(vbucket)
+    yield  # type: ignore[unreachable]  # which makes it a generator
+
+
+def test_every_copy_is_asked() -> None:
+    world = copies_world({A: 7, B: 5})
+    assert world.run(ask_copies(world.topology, range(3), copy_question)) == {0: [7, 5], 1: [7]}
+    assert world.visited == [A, B]
+
+
+def test_a_vbucket_is_left_out_unless_all_its_copies_answer() -> None:
+    world = copies_world({A: 7})
+    assert world.run(ask_copies(world.topology, range(3), copy_question)) == {1: [7]}
+    refused = StatusError(Status.NO_ACCESS, request="what is persisted")
+    world = copies_world({A: 7, B: refused})
+    with pytest.raises(StatusError):
+        world.run(ask_copies(world.topology, range(3), copy_question))

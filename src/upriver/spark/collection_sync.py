@@ -26,7 +26,6 @@ from ..consumer.transport.collection_manager import CollectionManager
 from ..consumer.writing.documents import Documents
 from ..errors import ConfigError, UpriverError
 from .options import ReadOptions, WriteOptions
-from .sink.create_collections import ensure_collection
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +83,13 @@ class CollectionSync:
             return
         management = CollectionManager(self._write.source, self._write.access)
         for name in missing:
-            ensure_collection(management, name)
+            management.ensure_collection(name)
         for name in gone:
             _log.info("%s was dropped in the source, and is dropped in the target", name)
             scope, _, collection = name.partition(".")
             management.drop_collection(scope, collection, missing_ok=True)
         for name in sorted(self._source() & set(gone)):
-            ensure_collection(management, name)
+            management.ensure_collection(name)
             self._copy_again(name)
 
     def _source(self) -> set[str]:

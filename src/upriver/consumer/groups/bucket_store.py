@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import suppress
 from typing import Final
 
 from ...errors import ConfigError, Status, StatusError
+from ..topology.collection_names import Collections
 from ..transport.access import Access
 from ..transport.collection_manager import CollectionManager
 from ..transport.connection_string import Source
@@ -86,33 +86,35 @@ class BucketGroupStore:
     def _opened(self) -> Documents:
         if self._documents is None:
             documents = self._connected()
-            try:
-                documents.collections.id_of(self.collection)
-            except ConfigError:
+            if not self._is_in(documents):
                 documents.close()
-                self._create_collection(documents)
-                documents = self._connected()
+                documents = self._created(documents.collections)
             self._documents = documents
         return self._documents
 
     def _connected(self) -> Documents:
         return Documents(self.source, self._access, patience=_PATIENCE)
 
-    def _create_collection(self, documents: Documents) -> None:
-        scope, _, name = self.collection.partition(".")
-        management = CollectionManager(self.source, self._access)
-        if scope not in documents.collections.scopes.values():
-            with suppress(ConfigError):  # another member was faster
-                management.create_scope(scope)
+    def _is_in(self, documents: Documents) -> bool:
         try:
-            management.create_collection(scope, name)
+            documents.collections.id_of(self.collection)
+        except ConfigError:
+            return False
+        return True
+
+    def _created(self, known: Collections) -> Documents:
+        """Creates the collection, and connects; another member may be faster, and be allowed to."""
+        refusal: ConfigError | None = None
+        try:
+            management = CollectionManager(self.source, self._access)
+            management.ensure_collection(self.collection, known_scopes=known.scopes.values())
         except ConfigError as problem:
-            with self._connected() as now:
-                try:
-                    now.collections.id_of(self.collection)  # another member was faster
-                except ConfigError:
-                    raise ConfigError(
-                        f"the collection {self.collection} for groups does not exist, and "
-                        f"{problem}; create it: upriver collections create SOURCE "
-                        f"{self.collection}"
-                    ) from None
+            refusal = problem
+        documents = self._connected()
+        if refusal is not None and not self._is_in(documents):
+            documents.close()
+            raise ConfigError(
+                f"the collection {self.collection} for groups does not exist, and {refusal}; "
+                f"create it: upriver collections create SOURCE {self.collection}"
+            )
+        return documents

@@ -1,8 +1,7 @@
 """`ObjectGroupStore`: the cells of groups in an object store, by puts that only create.
 
 S3, Azure and Google Cloud Storage have such puts, and list what was put at once. Credentials come
-from the variables of the environment that each kind of store has (``AWS_ACCESS_KEY_ID``,
-``AZURE_STORAGE_ACCOUNT_KEY``, ``GOOGLE_APPLICATION_CREDENTIALS``, ...).
+from the variables of the environment that each kind of store has (`object_stores`).
 """
 
 from __future__ import annotations
@@ -16,49 +15,55 @@ from typing import Any, Final
 
 from ..._extras import extra
 from ...errors import ConfigError, ConnectionFailed
+from ..transport.object_stores import (
+    SCHEMES,
+    is_object_store,
+    open_store,
+    put_new,
+    said,
+    store_options,
+)
 from .cells import MAX_CELL
 from .create_only_store import NumberedStore
 
 with extra("objects"):
     import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
-    from obstore.store import from_url
+    from obstore.exceptions import BaseError
 
-#: The kinds of addresses that are understood.
-SCHEMES: Final = frozenset({"s3", "s3a", "az", "azure", "adl", "abfs", "abfss", "gs"})
 #: Seconds for one request with all its repetitions: a lease must not wait for longer.
 _REQUEST: Final = 5.0
-#: Variables that allow a store without TLS, for tests.
-_ALLOW_HTTP: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
-_SHOWN: Final = 300
 
 
 class ObjectGroupStore(NumberedStore):
     """Keeps the cells of groups below a prefix of an object store, such as ``s3://bucket/groups``.
 
     ``options`` are those of the store, such as ``region`` or ``endpoint``, over its variables.
+    What is no text, number or flag, such as ``credential_provider``, is passed to `obstore`.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        scheme, separator, rest = url.partition("://")
-        if not separator or scheme not in SCHEMES or not rest.strip("/"):
+        if not is_object_store(url):
             known = ", ".join(sorted(SCHEMES))
             raise ConfigError(
                 f"{url!r} is no object store; its address begins with {known} and ://"
             )
         self.url = url.rstrip("/")
         self._is_proven = False
-        made: Any = from_url  # its options are typed for each kind of store
-        plain = any(os.environ.get(name, "").lower() == "true" for name in _ALLOW_HTTP)
+        plain = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in options.items()
+            if isinstance(value, str | int | float)
+        }
         try:
-            self._store = made(
+            self._store = open_store(
                 self.url,
-                client_options={"timeout": f"{_REQUEST:g}s", "allow_http": plain},
+                store_options(self.url, plain, os.environ),
+                timeout=f"{_REQUEST:g}s",
                 retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_REQUEST)},
-                **options,
+                **{name: value for name, value in options.items() if name not in plain},
             )
-        except (BaseError, ValueError, TypeError) as problem:
-            raise ConfigError(f"{self.url} cannot be used: {_text(problem)}") from None
+        except ValueError as problem:
+            raise ConfigError(f"{self.url} cannot be used: {problem}") from None
 
     def __str__(self) -> str:
         return self.url
@@ -88,11 +93,7 @@ class ObjectGroupStore(NumberedStore):
 
     def _put_new(self, file: str, content: bytes) -> bool:
         with self._told("written"):
-            try:
-                obstore.put(self._store, file, content, mode="create")
-            except AlreadyExistsError:
-                return False
-        return True
+            return put_new(self._store, file, content)
 
     def _load(self, file: str) -> bytes | None:
         with self._told("read"):
@@ -120,15 +121,10 @@ class ObjectGroupStore(NumberedStore):
         try:
             yield
         except FileNotFoundError as problem:
-            raise ConfigError(f"{self.url} cannot be {done}: {_text(problem)}") from None
+            raise ConfigError(f"{self.url} cannot be {done}: {said(problem)}") from None
         except BaseError as problem:
             raise ConnectionFailed(
-                f"cannot be {done}: {_text(problem)}",
+                f"cannot be {done}: {said(problem)}",
                 "see the address and the credentials in the environment",
                 where=f"the object store {self.url}",
             ) from None
-
-
-def _text(problem: Exception) -> str:
-    lines = (line for line in str(problem).splitlines() if line.strip())
-    return next(lines, type(problem).__name__)[:_SHOWN]

@@ -30,7 +30,8 @@ from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
 from ...wire.names import StreamFlag
 from ..reader_settings import ConsumerSettings, RollbackPolicy
-from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final, renew_map
+from ..topology.cluster_questions import renew_map
+from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final
 from ..topology.discovery import Discovery
 from ..transport.access import Access
 from ..transport.async_connection import AsyncConnection

@@ -12,23 +12,18 @@ memory stays bounded. The gate opens no connections itself; it asks through `Asy
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from ...errors import UpriverError
 from ...session.consumer_events import RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
-from ..topology.cluster_view import Visit, is_final
+from ..topology.cluster_questions import ask_copies
 from ..topology.questions import persisted_seqno
 from ..transport.async_pool import AsyncNodes
-from ..transport.connection_string import Address
 from .inbox import Delivery, Finished
-
-_log = logging.getLogger(__name__)
 
 
 class PersistenceGate:
@@ -115,32 +110,12 @@ class PersistenceGate:
                 await self._ask(waiting)
 
     async def _ask(self, vbuckets: Iterable[int]) -> None:
-        by_node: dict[Address, list[int]] = {}
-        copies = {vb: self._nodes.topology.map.copies(vb) for vb in vbuckets}
-        for vbucket, nodes in copies.items():
-            for node in nodes:
-                by_node.setdefault(node.address, []).append(vbucket)
-        outcomes = await asyncio.gather(
-            *(
-                self._nodes.visit(
-                    Visit(address, tuple(persisted_seqno(vb, self._vbuuids[vb]) for vb in its))
-                )
-                for address, its in by_node.items()
-            )
+        asked = ask_copies(
+            self._nodes.topology, vbuckets, lambda vb: persisted_seqno(vb, self._vbuuids[vb])
         )
-        persisted_seqnos: dict[int, list[int]] = {}
-        for its, outcome in zip(by_node.values(), outcomes, strict=True):
-            if isinstance(outcome, UpriverError):
-                if is_final(outcome):
-                    raise outcome
-                _log.warning("cannot ask what is persisted: %s", outcome)
-                continue
-            for vbucket, persisted in zip(its, outcome, strict=True):
-                persisted_seqnos.setdefault(vbucket, []).append(persisted)
-        for vbucket, nodes in copies.items():
-            everywhere = persisted_seqnos.get(vbucket, [])
-            if nodes and len(everywhere) == len(nodes) and vbucket in self._held:
-                self._safe[vbucket] = min(everywhere)
+        for vbucket, persisted in (await self._nodes.run(asked)).items():
+            if vbucket in self._held:
+                self._safe[vbucket] = min(persisted)
                 self._release(vbucket)
         self._finish()
 

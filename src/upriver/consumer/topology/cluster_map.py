@@ -57,6 +57,8 @@ class Node:
     #: Index in ``serverList``; valid only for this version of the map.
     index: int
     address: Address
+    #: The address of its management port; None if the map names none for this network.
+    management: Address | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class _Listed:
     host: str
     kv: int
     kv_tls: int
+    mgmt: int
+    mgmt_tls: int
     external: _Listed | None = None
     is_sender: bool = False
 
@@ -142,13 +146,14 @@ def _nodes(
     """The nodes of ``serverList`` with their addresses, and which of them sent the map."""
     listed = [_listed(entry) for entry in _list(document, "nodesExt", _MAX_NODES, optional=True)]
     with_data = [node for node in listed if node.kv or node.kv_tls]
+    external = network == "external" or (network == "auto" and _is_external(reached, listed))
     if len(servers) == 1 and len(with_data) <= 1:
         # The address that the client used is known to work; the node's own name may not.
-        only = Node(0, reached)
+        entry = replace(with_data[0], host="") if with_data else None
+        only = Node(0, reached, _management(entry, reached, tls=tls, external=external))
         return (only,), only
     with_bucket = len(_list(document, "nodes", _MAX_NODES, optional=True)) or len(listed)
     candidates = [node for node in listed[:with_bucket] if node in with_data]
-    external = network == "external" or (network == "auto" and _is_external(reached, listed))
     nodes = []
     sender = None
     for index, server in enumerate(servers):
@@ -157,7 +162,8 @@ def _nodes(
             address = _plain_address(server, reached, tls=tls, external=external)
         else:
             address = _address(found, reached, tls=tls, external=external)
-        nodes.append(Node(index, address))
+        management = _management(found, reached, tls=tls, external=external)
+        nodes.append(Node(index, address, management))
         if address == reached or (found is not None and found.is_sender):
             sender = nodes[-1]
     return tuple(nodes), sender
@@ -202,6 +208,16 @@ def _plain_address(server: str, reached: Address, *, tls: bool, external: bool) 
     return replace(address, host=reached.host) if server.startswith(_HOST_USED) else address
 
 
+def _management(
+    found: _Listed | None, reached: Address, *, tls: bool, external: bool
+) -> Address | None:
+    """The address of a node's management port; None if the map names none for this network."""
+    if found is not None and external:
+        found = found.external
+    port = 0 if found is None else found.mgmt_tls if tls else found.mgmt
+    return Address(found.host or reached.host, port) if found is not None and port else None
+
+
 def _is_external(reached: Address, listed: list[_Listed]) -> bool:
     """Whether the client used an external address: compares host and port, then hosts only."""
     outside = [node.external for node in listed if node.external is not None]
@@ -222,14 +238,8 @@ def _listed(entry: Any) -> _Listed:
         outside = _dict(alternates["external"], "a node's external address")
         # an external address without ports has the same ports as the node
         ports = _dict(outside.get("ports", services), "a node's external ports")
-        external = _Listed(_host(outside) or host, _port(ports, "kv"), _port(ports, "kvSSL"))
-    return _Listed(
-        host,
-        _port(services, "kv"),
-        _port(services, "kvSSL"),
-        external,
-        entry.get("thisNode") is True,
-    )
+        external = _Listed(_host(outside) or host, *_ports(ports))
+    return _Listed(host, *_ports(services), external, entry.get("thisNode") is True)
 
 
 def _host(entry: dict[str, Any]) -> str:
@@ -240,6 +250,14 @@ def _host(entry: dict[str, Any]) -> str:
         return Address.parse(f"[{name}]" if ":" in name else name, default_port=1).host
     except ValueError as problem:
         raise _nonsense(str(problem)) from None
+
+
+def _ports(services: dict[str, Any]) -> tuple[int, int, int, int]:
+    """The ports of `_Listed`, in its order."""
+    kv, kv_tls, mgmt, mgmt_tls = (
+        _port(services, name) for name in ("kv", "kvSSL", "mgmt", "mgmtSSL")
+    )
+    return kv, kv_tls, mgmt, mgmt_tls
 
 
 def _port(services: dict[str, Any], name: str) -> int:

@@ -1,17 +1,16 @@
-"""`Topology`: cluster map, collections, node features and back-off; with sans-I/O requests.
+"""`Topology`: what a client knows of a cluster (map, collections, node features, back-off).
 
 The engine, the survey, the writer and the probe each have a `Topology`. It does no I/O. A task that
 needs answers from nodes is a `ClusterConversation`: a generator that yields visits to nodes, or
-pauses, and is sent the outcomes. The blocking and the asyncio connection pool run it
-(`blocking_connection`, `async_pool`). So the decisions which node to ask next, which errors to
-retry and which are final are made here, once for both pools.
+pauses, and is sent the outcomes (`cluster_questions`). The blocking and the asyncio connection pool
+run it (`blocking_connection`, `async_pool`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -32,7 +31,7 @@ from ...wire.names import Feature
 from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network, Node
 from .collection_names import Collections
-from .questions import NoHistory, cluster_map, manifest
+from .questions import NoHistory
 
 _T = TypeVar("_T")
 
@@ -105,6 +104,8 @@ class Topology:
         #: Whether the map was made up because the server has none to ask for.
         self.map_is_assumed = False
         self.clock = clock
+        #: Nodes that send failover logs to this user only on connections opened for DCP.
+        self.logs_by_stream: set[Address] = set()
         self._network = network
         self._pauses = first_pause, longest_pause
         self._map: ClusterMap | None = None
@@ -167,6 +168,7 @@ class Topology:
     def assume_one_node(self, address: Address, vbuckets: int) -> None:
         """Assumes one node that owns all vbuckets, for a server older than cluster maps."""
         self.map_is_assumed = True
+        self.map_is_old = False
         self._map = ClusterMap(
             rev=0,
             epoch=0,
@@ -261,121 +263,3 @@ def is_final(error: UpriverError) -> bool:
 def may_heal(error: UpriverError) -> bool:
     """Whether a retry at the same node may succeed."""
     return not is_final(error) and not isinstance(error, NotADcpServer)
-
-
-# ---- conversations -----------------------------------------------------------------------
-
-
-def renew_map(
-    topology: Topology,
-    connected: Collection[Address] = (),
-    *,
-    names: bool = False,
-    patience: float = 0.0,
-) -> ClusterConversation[Address]:
-    """Gets the cluster map, and with ``names`` the collections, from the first node that answers.
-
-    Returns the address of that node. If none answers, all are asked again, with back-off, for
-    ``patience`` seconds.
-    """
-    deadline = topology.clock() + patience
-    backoff = topology.new_backoff()
-    while True:
-        troubles: list[UpriverError] = []
-        for address in topology.addresses(connected):
-            try:
-                (text,) = yield from _visit(address, cluster_map())
-                topology.learn_map(text, address)
-                if names and topology.has_feature(address, Feature.COLLECTIONS):
-                    (topology.collections,) = yield from _visit(address, manifest())
-            except StatusError as refusal:  # the node may have no map yet
-                troubles.append(_without_answer(refusal, address))
-                continue
-            except (ConnectionFailed, ProtocolError) as error:
-                if is_final(error):
-                    raise
-                troubles.append(error)
-                continue
-            topology.map_is_old = False
-            topology.reached(address)
-            return address
-        left = deadline - topology.clock()
-        if left <= 0 or not any(map(may_heal, troubles)):
-            raise with_earlier(troubles)
-        yield Pause(min(left, backoff.next_pause()))
-
-
-def _visit(address: Address, *talks: Conversation[Any]) -> ClusterConversation[list[Any]]:
-    """Visits one node; raises the error of the visit."""
-    (outcome,) = yield [Visit(address, talks)]
-    if isinstance(outcome, UpriverError):
-        raise outcome
-    return outcome
-
-
-def ask_owners(
-    topology: Topology,
-    vbuckets: Collection[int] | None,
-    questions: Callable[[list[int]], tuple[Conversation[dict[int, _T]], ...]],
-    *,
-    connected: Collection[Address] = (),
-    patience: float = 0.0,
-    partial: bool = False,
-    whole: bool = False,
-) -> ClusterConversation[dict[int, _T]]:
-    """Asks the owner of each vbucket (all if None); retries for ``patience`` seconds.
-
-    After that time, ``partial`` accepts the answers of the nodes that could be asked. Without it
-    all nodes must answer, and with ``whole`` there must be an answer for every vbucket.
-    """
-    deadline = topology.clock() + patience
-    backoff = topology.new_backoff()
-    while True:
-        found: dict[int, _T] = {}
-        wanted: Collection[int] = vbuckets or ()
-        trouble: UpriverError | None = None
-        try:
-            if topology.map_is_old or not topology.has_map:
-                yield from renew_map(topology, connected)
-            wanted = range(len(topology.map.vbuckets)) if vbuckets is None else vbuckets
-            owners = topology.by_owner(wanted)
-            outcomes = yield [Visit(node, questions(its)) for node, its in owners.items()]
-            for outcome in outcomes:
-                if isinstance(outcome, UpriverError):
-                    if is_final(outcome):
-                        raise outcome
-                    trouble = outcome
-                else:
-                    for result in outcome:
-                        found |= result
-            if len(found) == len(wanted):
-                return found
-        except NODE_TROUBLE as error:
-            if is_final(error):
-                raise
-            trouble = error
-        topology.map_is_old = True
-        left = deadline - topology.clock()
-        if left <= 0:
-            missing = next((vb for vb in wanted if vb not in found), 0)
-            if found and (partial or (trouble is None and not whole)):
-                return found
-            raise trouble or topology.no_owner_error(missing)
-        yield Pause(min(backoff.next_pause(), left))
-
-
-def _without_answer(refusal: StatusError, address: Address) -> ConnectionFailed:
-    return ConnectionFailed(
-        f"refused to send {refusal.request}, with {refusal.status.name}",
-        refusal.context or "see what its log says",
-        where=str(address),
-    )
-
-
-def with_earlier(troubles: Sequence[UpriverError]) -> UpriverError:
-    """The last error, with the errors of the other nodes added to its message."""
-    *before, last = troubles
-    if before and isinstance(last, ConnectionFailed):
-        earlier = [e.summary if isinstance(e, ConnectionFailed) else str(e) for e in before]
-        last.problem += f" (before it, {', '.join(earlier)})"
-    return last

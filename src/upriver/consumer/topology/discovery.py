@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from ...errors import (
     AuthenticationFailed,
@@ -30,13 +29,18 @@ from ..reader_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
-from .cluster_view import NODE_TROUBLE, Visit, ask_owners
-from .questions import cluster_map, failover_log, high_seqnos, manifest
+from .cluster_questions import (
+    ask_failover_logs,
+    ask_node,
+    ask_owners,
+    learn_collections,
+    refusal_of,
+    renew_map,
+)
+from .cluster_view import NODE_TROUBLE
+from .questions import high_seqnos
 
 _log = logging.getLogger(__name__)
-
-#: Failover logs requested from one node at once.
-_AT_ONCE: Final = 256
 
 
 class Discovery:
@@ -85,8 +89,7 @@ class Discovery:
     async def _look_around(self, first: AsyncConnection) -> None:
         """Asks ``first``, the first node reached, for map and collections; connects to owners."""
         topology, nodes = self._topology, self._nodes
-        await self._find_map(first)
-        await self._learn_collections(first)
+        self._choose_collections(await self._find_map(first))
         owners = set(topology.by_owner(self._wanted()))
         if first.address not in owners:
             first.close()
@@ -99,45 +102,49 @@ class Discovery:
     async def look_again(self, settings: ConsumerSettings) -> None:
         """Finds collections and seqno ranges for a second run over the open connections."""
         self._settings = settings
-        connection = next(iter(self._nodes.connections.values()), None)
-        if connection is None:
+        address = next(iter(self._nodes.connections), None)
+        if address is None:
             source = str(self._topology.source)
             raise ConnectionFailed("has closed every connection", "connect again", where=source)
         seconds = settings.connect_timeout
         try:
             async with asyncio.timeout(seconds):
-                await self._learn_collections(connection)
+                await self._nodes.run(learn_collections(self._topology, address))
         except TimeoutError:
             raise ConnectionFailed(
-                f"did not answer for {seconds:g} s", "connect again", where=str(connection.address)
+                f"did not answer for {seconds:g} s", "connect again", where=str(address)
             ) from None
+        self._choose_collections(address)
         await self._decide_range()
 
-    async def _find_map(self, first: AsyncConnection) -> None:
+    async def _find_map(self, first: AsyncConnection) -> Address:
+        """Gets the map and the collections; returns the address of the node that sent them.
+
+        If no map was ever seen and the vbuckets to read are given, ``first`` is assumed to be the
+        only node: where it refuses to send a map, or speaks a draft without such a request.
+        """
+        topology, wanted = self._topology, self._settings.vbuckets
         try:
-            async with self._nodes.asking(first.address) as connection:
-                text = await connection.run(cluster_map())
-        except (StatusError, ConnectionFailed, RemoteProtocolError) as problem:
-            wanted = self._settings.vbuckets
-            answered = isinstance(problem, StatusError) and not problem.retriable
-            if wanted is None or (first.dialect.negotiates and not answered):
-                raise
+            return await self._nodes.run(renew_map(topology, [first.address], names=True))
+        except (ConnectionFailed, RemoteProtocolError) as problem:
+            refusal = refusal_of(problem)
+            answered = refusal is not None and not refusal.retriable
+            map_is_known = topology.has_map and not topology.map_is_assumed
+            if wanted is None or map_is_known or (first.dialect.negotiates and not answered):
+                raise refusal or problem from None
             _log.warning(
                 "%s is taken for the only node, as it has no map: %s", first.address, problem
             )
-            self._topology.assume_one_node(first.address, max(wanted) + 1)
-        else:
-            self._topology.learn_map(text, first.address)
-        self._topology.map_is_old = False
+            topology.assume_one_node(first.address, max(wanted) + 1)
+            return first.address
 
-    async def _learn_collections(self, connection: AsyncConnection) -> None:
+    def _choose_collections(self, address: Address) -> None:
+        """Finds the ids of the wanted collections among those that the node has."""
         settings, topology = self._settings, self._topology
-        if topology.has_feature(connection.address, Feature.COLLECTIONS):
-            topology.collections = await connection.run(manifest())
-        elif settings.collections or settings.scope:
+        named = settings.collections or settings.scope
+        if named and not topology.has_feature(address, Feature.COLLECTIONS):
             raise ConfigError(
-                f"{connection.address} does not support collections; leave collections and scope "
-                "out"
+                f"{address} does not support collections; leave collections and scope out"
             )
         self._chosen = topology.collections.chosen(settings.collections, settings.scope)
         if settings.scope:
@@ -214,25 +221,21 @@ class Discovery:
 
     async def active_at(self, address: Address, vbuckets: Collection[int]) -> set[int]:
         """Those of ``vbuckets`` for which the node says that it is active."""
-        outcome = await self._nodes.visit(Visit(address, self._question(list(vbuckets))))
-        if isinstance(outcome, UpriverError):
-            raise outcome
-        return set(outcome[0])
+        (active,) = await self._nodes.run(ask_node(address, *self._question(list(vbuckets))))
+        return set(active)
 
     async def _positions_now(self, highs: Mapping[int, int]) -> dict[int, Position]:
         """The positions after the newest change of each vbucket, with the current failover log."""
         positions = dict.fromkeys(highs, Position())
-        filled = [vbucket for vbucket, high in highs.items() if high]
-        owners = self._topology.by_owner(filled)
-        for address, its in owners.items():
-            connection = await self._nodes.connect(address)
-            for first in range(0, len(its), _AT_ONCE):
-                some = its[first : first + _AT_ONCE]
-                logs = await connection.run_all(failover_log(vb, streaming=True) for vb in some)
-                for vbucket, log in zip(some, logs, strict=True):
-                    high = highs[vbucket]
-                    offset = StreamOffset.at(log.newest.vbuuid, high)
-                    positions[vbucket] = Position(offset, log, (high,), origin=high)
+        owners = self._topology.by_owner([vbucket for vbucket, high in highs.items() if high])
+        asked = ask_failover_logs(self._topology, owners, streaming=True)
+        for logs in (await self._nodes.run(asked)).values():
+            if isinstance(logs, UpriverError):
+                raise logs
+            for vbucket, log in logs.items():
+                high = highs[vbucket]
+                offset = StreamOffset.at(log.newest.vbuuid, high)
+                positions[vbucket] = Position(offset, log, (high,), origin=high)
         return positions
 
 

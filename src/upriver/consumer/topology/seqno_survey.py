@@ -8,27 +8,23 @@ a node does not answer, the survey gets a new cluster map and asks the owner tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, Self
+from collections.abc import Callable, Collection
+from typing import Final, Self, TypeVar
 
 from ..._unclosed import warn_unclosed
 from ...errors import ConnectionFailed, ProtocolError, Status, StatusError, UpriverError
 from ...model import FailoverLog
+from ...session.conversation import Conversation
 from ..transport.access import Access
 from ..transport.blocking_connection import ANSWER_SECONDS, BlockingNodes
 from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network
-from .cluster_view import (
-    ClusterConversation,
-    Topology,
-    Visit,
-    VisitOutcome,
-    ask_owners,
-    is_final,
-    renew_map,
-)
+from .cluster_questions import ask_failover_logs, ask_node, ask_owners, renew_map
+from .cluster_view import ClusterConversation, Topology, is_final
 from .collection_names import Collections
-from .questions import VBucketSeqnos, cluster_map, failover_log, high_seqnos, unless, vbucket_seqnos
+from .questions import VBucketSeqnos, cluster_map, high_seqnos, vbucket_seqnos
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +35,11 @@ _FEW: Final = 512
 
 
 class Survey:
-    """Asks the nodes of a bucket. Failed requests are repeated for ``patience`` seconds."""
+    """Asks the nodes of a bucket. Failed requests are repeated for ``patience`` seconds.
+
+    After ``partial_after`` seconds, by default as many, the seqnos of those vbuckets are enough
+    whose nodes answer.
+    """
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Survey:
         *,
         timeout: float = ANSWER_SECONDS,
         patience: float = 0.0,
+        partial_after: float | None = None,
         network: Network = "auto",
         collections: tuple[str, ...] = (),
         scope: str = "",
@@ -55,12 +56,11 @@ class Survey:
         self._topology = Topology(source, network=network)
         self._nodes = BlockingNodes(self._topology, access, timeout=timeout)
         self._patience = patience
+        self._partial_after = patience if partial_after is None else partial_after
         #: Names of the collections, or of the scope, that are read. The user may have access to
         #: these only.
         self._wanted = collections, scope
         self._chosen: tuple[int, ...] | None = None
-        #: Nodes that return failover logs only on a connection that was opened for DCP.
-        self._by_stream: set[Address] = set()
         #: Whether the server denies statistics to this user.
         self._no_statistics = False
 
@@ -81,13 +81,17 @@ class Survey:
     def map(self) -> ClusterMap:
         """The cluster map; asks for a new one if the known map may be outdated."""
         if self._topology.map_is_old:
-            self._nodes.run(renew_map(self._topology, self._nodes.connected))
+            self._nodes.run(self._renewed_map())
         return self._topology.map
 
     def collections(self) -> Collections:
         """The names of the scopes and collections, asked of a node now."""
-        self._nodes.run(renew_map(self._topology, self._nodes.connected, names=True))
+        self._nodes.run(self._renewed_map(names=True))
         return self._topology.collections
+
+    def _renewed_map(self, *, names: bool = False) -> ClusterConversation[Address]:
+        connected = self._nodes.connected
+        return renew_map(self._topology, connected, names=names, patience=self._patience)
 
     @property
     def nodes(self) -> list[Address]:
@@ -111,16 +115,7 @@ class Survey:
     def high_seqnos(self, vbuckets: Collection[int] | None = None) -> dict[int, int]:
         """The high seqno of each vbucket, with one small request to each node."""
         chosen = self._collection_ids()
-        return self._nodes.run(
-            ask_owners(
-                self._topology,
-                vbuckets,
-                lambda its: (high_seqnos(its, chosen),),
-                connected=self._nodes.connected,
-                patience=self._patience,
-                partial=True,
-            )
-        )
+        return self._ask_owners(vbuckets, lambda its: (high_seqnos(its, chosen),))
 
     def look(self, vbuckets: Collection[int] | None = None) -> dict[int, VBucketSeqnos]:
         """Seqnos and branches of some or all vbuckets.
@@ -141,18 +136,28 @@ class Survey:
         return {vb: VBucketSeqnos(log.newest.vbuuid, highs[vb], None) for vb, log in logs.items()}
 
     def _look_at_statistics(self, vbuckets: Collection[int] | None) -> dict[int, VBucketSeqnos]:
+        return self._ask_owners(
+            vbuckets,
+            lambda its: (
+                tuple(vbucket_seqnos([vb]) for vb in its)
+                if len(its) <= _FEW
+                else (vbucket_seqnos(its),)
+            ),
+        )
+
+    def _ask_owners(
+        self,
+        vbuckets: Collection[int] | None,
+        questions: Callable[[list[int]], tuple[Conversation[dict[int, _T]], ...]],
+    ) -> dict[int, _T]:
         return self._nodes.run(
             ask_owners(
                 self._topology,
                 vbuckets,
-                lambda its: (
-                    tuple(vbucket_seqnos([vb]) for vb in its)
-                    if len(its) <= _FEW
-                    else (vbucket_seqnos(its),)
-                ),
+                questions,
                 connected=self._nodes.connected,
                 patience=self._patience,
-                partial=True,
+                partial_after=self._partial_after,
             )
         )
 
@@ -166,45 +171,21 @@ class Survey:
     def _failover_logs(
         self, vbuckets: Collection[int]
     ) -> ClusterConversation[dict[int, FailoverLog]]:
-        if self._topology.map_is_old:
-            yield from renew_map(self._topology, self._nodes.connected)
-        by_owner = self._topology.by_owner(vbuckets)
-        outcomes = yield from self._ask_logs(by_owner, lambda refusal: refusal.retriable)
+        topology = self._topology
+        if topology.map_is_old:
+            yield from self._renewed_map()
+        by_owner = topology.by_owner(vbuckets)
+        asked = ask_failover_logs(topology, by_owner, lambda refusal: refusal.retriable)
         found: dict[int, FailoverLog] = {}
-        for its, outcome in zip(by_owner.values(), outcomes, strict=True):
+        for outcome in (yield from asked).values():
             if not isinstance(outcome, UpriverError):
-                found |= {vb: log for vb, log in zip(its, outcome, strict=True) if log is not None}
+                found |= outcome
             elif is_final(outcome) or not isinstance(outcome, ConnectionFailed | ProtocolError):
                 raise outcome
             else:
                 _log.warning("%s", outcome)
-                self._topology.map_is_old = True
+                topology.map_is_old = True
         return found
-
-    def _ask_logs(
-        self, by_node: Mapping[Address, list[int]], excused: Callable[[StatusError], bool]
-    ) -> ClusterConversation[list[VisitOutcome]]:
-        """Asks nodes for failover logs; repeats on a DCP connection where access is denied."""
-        while True:
-            outcomes = yield [
-                Visit(
-                    address,
-                    tuple(
-                        unless(failover_log(vb, streaming=address in self._by_stream), excused)
-                        for vb in its
-                    ),
-                    streaming=address in self._by_stream,
-                )
-                for address, its in by_node.items()
-            ]
-            denied = {
-                address
-                for address, outcome in zip(by_node, outcomes, strict=True)
-                if isinstance(outcome, StatusError) and outcome.status is Status.NO_ACCESS
-            }
-            if denied <= self._by_stream:
-                return outcomes
-            self._by_stream |= denied
 
     def known_branches(self, vbucket: int) -> set[int]:
         """Every vbuuid in the failover logs of a vbucket, over all nodes with a copy.
@@ -215,21 +196,18 @@ class Survey:
         return self._nodes.run(self._known_branches(vbucket))
 
     def _known_branches(self, vbucket: int) -> ClusterConversation[set[int]]:
-        yield from renew_map(self._topology, self._nodes.connected)
         topology = self._topology
-        addresses = [node.address for node in topology.map.nodes]
-        maps = yield [Visit(address, (cluster_map(),)) for address in addresses]
-        for address, outcome in zip(addresses, maps, strict=True):
-            if isinstance(outcome, UpriverError):
-                raise outcome
-            topology.learn_map(outcome[0], address)
+        yield from renew_map(topology, self._nodes.connected)
+        for address in topology.nodes:
+            (text,) = yield from ask_node(address, cluster_map())
+            topology.learn_map(text, address)
         found: set[int] = set()
-        nodes = {node.address: [vbucket] for node in topology.map.nodes}
-        for outcome in (yield from self._ask_logs(nodes, _has_no_copy)):
+        nodes = {address: [vbucket] for address in topology.nodes}
+        asked = ask_failover_logs(topology, nodes, _has_no_copy)
+        for outcome in (yield from asked).values():
             if isinstance(outcome, UpriverError):
                 raise outcome
-            if outcome[0] is not None:
-                found |= {entry.vbuuid for entry in outcome[0]}
+            found |= {entry.vbuuid for log in outcome.values() for entry in log}
         return found
 
 

@@ -142,6 +142,8 @@ class AsyncNodes:
         connection = self._connection(address, Dcp.name)
         try:
             await connection.open(streams=False)
+            if self._dialect == Dcp.name:  # streams of the older drafts have no collections
+                self.topology.learn_features(address, connection.features)
             yield connection
         finally:
             connection.close()

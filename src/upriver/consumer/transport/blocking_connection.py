@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from ...errors import ConnectionFailed, DecodeError
 from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
@@ -30,7 +30,6 @@ from ..topology.cluster_view import (
     Topology,
     Visit,
     VisitOutcome,
-    with_earlier,
 )
 from .access import Access, introduction
 from .connect_errors import lost_connection, named, no_tls, reason_of, unreachable
@@ -88,22 +87,6 @@ class BlockingConnection:
         except BaseException as problem:
             self.close()
             raise named(problem, self.where) from None
-
-    @classmethod
-    def open(cls, source: Source, access: Access, **options: Any) -> Self:
-        """Connects to the first node of the source that accepts the client.
-
-        If none does, the error of the last node also names the errors of the others.
-        """
-        troubles: list[ConnectionFailed] = []
-        for address in source.addresses:
-            try:
-                return cls(address, source, access, **options)
-            except ConnectionFailed as error:
-                troubles.append(error)
-        if not troubles:
-            raise ValueError("a source without hosts")
-        raise with_earlier(troubles)
 
     @property
     def where(self) -> str:

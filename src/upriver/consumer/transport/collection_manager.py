@@ -1,7 +1,7 @@
 """HTTP management client: creates and drops scopes and collections of a bucket.
 
-Couchbase changes collections only through this interface. The cluster map names the port. Requests
-use Basic authentication and a form body; responses are JSON.
+Couchbase changes collections only through this interface. The cluster map names its addresses.
+Requests use Basic authentication and a form body; responses are JSON.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import http.client
 import json
 from base64 import b64encode
+from collections.abc import Collection
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
-from ...errors import ConfigError, ConnectionFailed, RemoteProtocolError
-from ..topology.cluster_view import ClusterConversation, Topology, Visit
-from ..topology.questions import cluster_map
+from ...errors import ConfigError, ConnectionFailed
+from ..topology.cluster_questions import renew_map
+from ..topology.cluster_view import Topology
 from .access import Access
 from .blocking_connection import CONNECT_SECONDS, BlockingNodes
 from .connection_string import Address, Source
@@ -52,6 +53,16 @@ class CollectionManager:
         what = f"creating the collection {scope}.{name}"
         path = f"/{_part(scope)}/collections"
         self._send("POST", path, form, what, _EXISTS if exists_ok else None)
+
+    def ensure_collection(self, name: str, *, known_scopes: Collection[str] = ()) -> None:
+        """Creates a collection and its scope unless they exist; others may do so meanwhile.
+
+        A scope that is known to exist is not asked for: the user may not be allowed to create one.
+        """
+        scope, _, collection = name.partition(".")
+        if scope not in known_scopes:
+            self.create_scope(scope, exists_ok=True)
+        self.create_collection(scope, collection, exists_ok=True)
 
     def drop_collection(self, scope: str, name: str, *, missing_ok: bool = False) -> None:
         what = f"dropping the collection {scope}.{name}"
@@ -108,35 +119,19 @@ class CollectionManager:
     # ---- address -------------------------------------------------------------------------
 
     def _find(self) -> Address:
-        """The management address from the cluster map of the first node that sends one."""
-        nodes = BlockingNodes(Topology(self._source), self._access, timeout=self._timeout)
+        """The management address of the node that sends the cluster map, or else of another."""
+        topology = Topology(self._source)
+        nodes = BlockingNodes(topology, self._access, timeout=self._timeout)
         try:
-            reached, text = nodes.run(_first_map(self._source))
+            answered = nodes.run(renew_map(topology))
         finally:
             nodes.close()
-        try:
-            listed = json.loads(text).get("nodesExt", [])
-            name = "mgmtSSL" if self._source.tls else "mgmt"
-            found = [node for node in listed if node.get("services", {}).get(name)]
-            found.sort(key=lambda node: node.get("thisNode") is not True)
-            host = str(found[0].get("hostname", "$HOST")) if found else ""
-            port = int(found[0]["services"][name]) if found else 0
-        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
-            raise RemoteProtocolError(f"the cluster map cannot be understood: {problem}") from None
-        if not port:
-            raise ConfigError(f"{reached} names no management port ({name}) in its cluster map")
-        return Address(reached.host if host in ("", "$HOST") else host, port)
-
-
-def _first_map(source: Source) -> ClusterConversation[tuple[Address, bytes]]:
-    trouble: Exception | None = None
-    for address in source.hosts:
-        (outcome,) = yield [Visit(address, (cluster_map(),))]
-        if isinstance(outcome, list):
-            return address, outcome[0]
-        trouble = outcome
-    assert trouble is not None
-    raise trouble
+        found = topology.map
+        for node in (found.sender, *found.nodes):
+            if node is not None and node.management is not None:
+                return node.management
+        name = "mgmtSSL" if self._source.tls else "mgmt"
+        raise ConfigError(f"{answered} names no management port ({name}) in its cluster map")
 
 
 def _part(name: str) -> str:

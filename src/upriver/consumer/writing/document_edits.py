@@ -19,18 +19,14 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...errors import ConfigError, RemoteProtocolError, Status, StatusError
+from ...errors import Status, StatusError
 from ...model import Datatype
-from ...session.client_handshake import refusal_context
 from ...wire import kv_messages as kv
 from ...wire import leb128
 from ...wire.dialects import Dcp
 from ...wire.header import parse_header
-from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
-
-#: Most bytes of a key in an error message.
-_KEY_SHOWN: Final = 100
+from .document_checks import WRITING, checked_key, checked_value, refused, request_name
 
 _JSON: Final = int(Datatype.JSON)
 _STORE = struct.Struct(
@@ -110,12 +106,7 @@ class Edit(ABC):
     last_wins = False
 
     def __init__(self, key: bytes, collection: int) -> None:
-        limit = MAX_COLLECTION_KEY if collection else MAX_KEY
-        if not 1 <= len(key) <= limit:
-            raise ConfigError(
-                f"the key {shown_key(key)} has {len(key)} bytes; a key has 1 to {limit}"
-            )
-        self.key = key
+        self.key = checked_key(key, collection)
         #: Collection id and key: unique among all documents of the bucket.
         self.name = (leb128.encode(collection) if collection else b"\0") + key
         self.vbucket = 0
@@ -180,12 +171,6 @@ class Overwrite(Edit):
     def hear(self, answer: Response | None) -> bool:
         self.result = written(answer, self.key)
         return True
-
-
-def shown_key(key: bytes) -> str:
-    """A key for an error message."""
-    text = key[:_KEY_SHOWN].decode(errors="backslashreplace")
-    return repr(text) + ("..." if len(key) > _KEY_SHOWN else "")
 
 
 # ---- writing -----------------------------------------------------------------------------
@@ -310,11 +295,7 @@ class WantedDocument(NamedTuple):
     def checked(
         cls, key: bytes, value: bytes, flags: int, expiry: int, json: bool
     ) -> WantedDocument:
-        if len(value) > MAX_VALUE:  # servers close the connection instead of answering
-            raise ConfigError(
-                f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
-            )
-        return cls(key, value, flags, expiry, json)
+        return cls(key, checked_value(key, value), flags, expiry, json)
 
     @property
     def datatype(self) -> int:
@@ -349,7 +330,7 @@ def get(key: bytes) -> Generator[Ask, Response | None, kv.DocumentResponse | Non
         return answer
     if answer.status is Status.NOT_FOUND:
         return None
-    raise refused(key, answer)
+    raise refused(WRITING, key, answer)
 
 
 def get_meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | None]:
@@ -358,30 +339,13 @@ def get_meta(key: bytes) -> Generator[Ask, Response | None, kv.MetaResponse | No
         return answer
     if answer.status is Status.NOT_FOUND:
         return None
-    raise refused(key, answer)
+    raise refused(WRITING, key, answer)
 
 
 def written(answer: Response | None, key: bytes) -> EditOutcome:
     if answer is not None and answer.status is not Status.SUCCESS:
-        raise refused(key, answer)
+        raise refused(WRITING, key, answer)
     return EditOutcome.WRITTEN  # some servers answer although the request is quiet
-
-
-# ---- refusals ----------------------------------------------------------------------------
-
-
-def refused(key: bytes, answer: Response) -> StatusError | RemoteProtocolError:
-    """The error for a response that refuses an edit or does not fit its request."""
-    if answer.status is Status.SUCCESS:
-        return RemoteProtocolError(f"the answer about {shown_key(key)} is none to what was asked")
-    context = (
-        _HINTS.get(answer.status) or refusal_context(answer) or "see what the server's log says"
-    )
-    return StatusError(answer.status, request=request_name(key), context=context)
-
-
-def request_name(key: bytes) -> str:
-    return f"writing the document {shown_key(key)}"
 
 
 def _mismatch(key: bytes, *, expected: int, found: int) -> StatusError:
@@ -389,11 +353,3 @@ def _mismatch(key: bytes, *, expected: int, found: int) -> StatusError:
     wants = f"expected was CAS {expected}" if expected else "expected was that it is not there"
     status = Status.EXISTS if found else Status.NOT_FOUND
     return StatusError(status, request=request_name(key), context=f"{has}, {wants}")
-
-
-_HINTS: Final = {
-    Status.NO_ACCESS: "the user may not write, or not with the CAS and revision of other clusters",
-    Status.TOO_BIG: "it is larger than the bucket allows",
-    Status.CAS_VALUE_INVALID: "its CAS is too far in the future",
-    Status.UNKNOWN_COLLECTION: "its collection was dropped",
-}

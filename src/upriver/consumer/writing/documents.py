@@ -9,22 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from ..._unclosed import warn_unclosed
-from ...errors import ConfigError, Status, StatusError
+from ...errors import Status
 from ...model import Datatype
-from ...session.client_handshake import refusal_context
 from ...session.conversation import Conversation
 from ...wire import kv_messages as kv
-from ...wire.limits import MAX_COLLECTION_KEY, MAX_KEY, MAX_VALUE
 from ...wire.messages import Response
 from ...wire.names import Feature
 from ...wire.values import unwrap
 from ..topology.cluster_map import ClusterMap, vbucket_of
-from ..topology.cluster_view import Topology, ask_owners, renew_map
+from ..topology.cluster_questions import ask_owners, renew_map
+from ..topology.cluster_view import Topology
 from ..topology.collection_names import Collections
 from ..transport.access import Access
 from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes
 from ..transport.connection_string import Source
-from .document_edits import shown_key
+from .document_checks import WRITING, checked_key, checked_value, refused
 
 _DEFAULT: Final = "_default._default"
 
@@ -108,7 +107,7 @@ class Documents:
         if got.status is Status.NOT_FOUND:
             return None
         if not isinstance(got, kv.DocumentResponse):
-            raise _refused(got, "reading", key)
+            raise refused("reading", key, got)
         meta = self._ask(kv.GetMeta(key=key), collection)
         known = meta if isinstance(meta, kv.MetaResponse) and meta.cas == got.cas else None
         _, body = unwrap(got.value, got.datatype)
@@ -139,17 +138,14 @@ class Documents:
 
         With ``create``, only if there is none.
         """
-        if len(value) > MAX_VALUE:  # servers close the connection instead of answering
-            raise ConfigError(
-                f"the document {shown_key(key)} has {len(value)} bytes; {MAX_VALUE} are the most"
-            )
+        checked_value(key, value)
         datatype = Datatype.JSON if json else Datatype.RAW
         request: kv.StoreRequest = kv.Set(
             key=key, value=value, flags=flags, expiry=expiry, datatype=datatype, cas=cas
         )
         if create:
             request = kv.Add(key=key, value=value, flags=flags, expiry=expiry, datatype=datatype)
-        return self._written(self._ask(request, collection), "writing", key)
+        return self._written(self._ask(request, collection), WRITING, key)
 
     def delete(self, key: bytes, *, collection: str = "", cas: int = 0) -> Written | None:
         """Deletes a document; None if it does not exist."""
@@ -170,13 +166,7 @@ class Documents:
     def _ask(self, request: kv.DocumentRequest, collection: str) -> Response:
         """Sends a request to the owner of its key's vbucket; retries temporary refusals."""
         number = 0 if collection in ("", _DEFAULT) else self.collections.id_of(collection)
-        limit = MAX_COLLECTION_KEY if number else MAX_KEY
-        if not 1 <= len(request.key) <= limit:
-            raise ConfigError(
-                f"the key {shown_key(request.key)} has {len(request.key)} bytes; "
-                f"a key has 1 to {limit}"
-            )
-        vbucket = self._vbucket(request.key)
+        vbucket = self._vbucket(checked_key(request.key, number))
         placed = replace(
             request, vbucket=vbucket, collection=number if self._has_collections else None
         )
@@ -194,27 +184,12 @@ class Documents:
 
     def _written(self, answer: Response, doing: str, key: bytes) -> Written:
         if answer.status is not Status.SUCCESS or not isinstance(answer, kv.MutationResponse):
-            raise _refused(answer, doing, key)
+            raise refused(doing, key, answer)
         return Written(cas=answer.cas, vbucket=self._vbucket(key))
 
 
 def _answer(request: kv.DocumentRequest) -> Conversation[dict[int, Response]]:
     answer: Response = yield request
     if answer.status.retriable:
-        raise _refused(answer, "asking for", request.key)
+        raise refused("asking for", request.key, answer)
     return {request.vbucket: answer}
-
-
-def _refused(answer: Response, doing: str, key: bytes) -> StatusError:
-    hint = _HINTS.get(answer.status) or refusal_context(answer) or "see the server's log"
-    return StatusError(
-        answer.status, request=f"{doing} the document {shown_key(key)}", context=hint
-    )
-
-
-_HINTS: Final = {
-    Status.EXISTS: "it has another CAS than the one that was given",
-    Status.NO_ACCESS: "the user may not do this in this bucket or collection",
-    Status.TOO_BIG: "it is larger than the bucket allows",
-    Status.UNKNOWN_COLLECTION: "its collection was dropped",
-}

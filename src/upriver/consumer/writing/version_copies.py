@@ -8,6 +8,7 @@ from typing import Final
 
 from ...errors import Status, StatusError
 from ...wire.names import WithMetaOption
+from .document_checks import request_name
 from .document_edits import (
     Ask,
     Edit,
@@ -18,7 +19,6 @@ from .document_edits import (
     WantedDocument,
     get,
     get_meta,
-    request_name,
     written,
 )
 

@@ -32,7 +32,8 @@ from ...errors import (
     UpriverError,
 )
 from ..topology.cluster_map import Network, vbucket_of
-from ..topology.cluster_view import Topology, may_heal, renew_map
+from ..topology.cluster_questions import renew_map
+from ..topology.cluster_view import Topology, may_heal
 from ..topology.collection_names import Collections
 from ..transport.access import Access
 from ..transport.blocking_connection import (
@@ -42,7 +43,8 @@ from ..transport.blocking_connection import (
     BlockingNodes,
 )
 from ..transport.connection_string import Address, Source
-from .document_edits import Edit, EditOutcome, shown_key
+from .document_checks import request_name
+from .document_edits import Edit, EditOutcome
 from .edit_pipeline import EditPipeline
 
 _log = logging.getLogger(__name__)
@@ -220,8 +222,8 @@ class Writer:
         if status is Status.NOT_MY_VBUCKET:
             self._topology.map_is_old = True
         context = f"{where} {_EXCUSES.get(status, 'cannot do it now')}"
-        request = f"writing the document {shown_key(edit.key)}"
-        self._postpone([edit], StatusError(status, request=request, context=context))
+        trouble = StatusError(status, request=request_name(edit.key), context=context)
+        self._postpone([edit], trouble)
 
     # ---- retries -------------------------------------------------------------------------
 

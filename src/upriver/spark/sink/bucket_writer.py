@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from ...consumer.writing.document_checks import WRITING, refused
 from ...consumer.writing.document_edits import (
     Edit,
     EditOutcome,
@@ -37,7 +38,6 @@ from ...consumer.writing.document_edits import (
     Form,
     SteppedEdit,
     get,
-    refused,
     store,
 )
 from ...consumer.writing.writer import Writer, WriterSettings
@@ -211,7 +211,7 @@ def _raised_fence(query: str, batch: int) -> Edit:
             if answer is None or answer.status is Status.SUCCESS:
                 return EditOutcome.WRITTEN
             if answer.status not in (Status.EXISTS, Status.NOT_FOUND):
-                raise refused(key, answer)
+                raise refused(WRITING, key, answer)
 
     return SteppedEdit(key, 0, steps)
 

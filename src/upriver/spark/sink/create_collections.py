@@ -27,14 +27,8 @@ def created_collection(options: WriteOptions, opened: Writer, scope: str, collec
             if time.monotonic() > deadline:
                 raise
         if not tried:
-            ensure_collection(CollectionManager(options.source, options.access), name)
+            management = CollectionManager(options.source, options.access)
+            management.ensure_collection(name, known_scopes=opened.collections.scopes.values())
             tried = True
         opened.renew()
         time.sleep(_PAUSE)
-
-
-def ensure_collection(management: CollectionManager, name: str) -> None:
-    """Creates a collection and its scope, unless they are there; others may do so meanwhile."""
-    scope, _, collection = name.partition(".")
-    management.create_scope(scope, exists_ok=True)
-    management.create_collection(scope, collection, exists_ok=True)

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from ...consumer.writing.document_checks import shown_key
 from ...consumer.writing.document_edits import (
     Edit,
     SteppedEdit,
     checked_removal,
     checked_upsert,
     removal,
-    shown_key,
     unless_dropped,
     upsert,
 )

@@ -25,16 +25,16 @@ def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings
     )
 
 
-def survey_of(options: ReadOptions, patience: float = 0.0) -> Survey:
-    """A survey of the collections that are read.
-
-    ``patience`` is for how many seconds it waits for vbuckets that no node serves.
-    """
+def survey_of(
+    options: ReadOptions, patience: float = 0.0, *, partial_after: float | None = None
+) -> Survey:
+    """A survey of the collections that are read, with the patience of `Survey`."""
     return Survey(
         options.source,
         options.access,
         timeout=options.request_timeout,
         patience=patience,
+        partial_after=partial_after,
         collections=options.collections,
         scope=options.scope,
     )

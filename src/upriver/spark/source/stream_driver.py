@@ -9,20 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from ...consumer.checkpoints.position_check import probe_and_wait
 from ...consumer.reader_settings import RollbackPolicy
-from ...consumer.topology.cluster_map import ClusterMap
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.questions import VBucketSeqnos
 from ...consumer.transport.connection_string import Address
-from ...errors import (
-    AuthenticationFailed,
-    BucketNotFound,
-    ConnectionFailed,
-    UpriverError,
-)
+from ...errors import UpriverError
 from ...model import FailoverLog
 from ...session.stream_position import Position
 from ..options import ReadOptions
@@ -43,15 +37,11 @@ from .task_steps import SMALL_BATCH, newest_step
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 #: Seconds between two looks: at the least, and at the most after nothing has happened for a while.
 _POLL: Final = 0.02
 _IDLE_POLL: Final = 0.2
 #: The part of the time since the last change that is waited until the next look.
 _POLL_PART: Final = 0.1
-#: Seconds between two attempts to find a node.
-_PAUSE: Final = 0.2
 #: Seconds within which every vbucket that seems to stand still is looked at: after a failover one
 #: can come to the very seqno that it had before.
 _SWEEP: Final = 5.0
@@ -83,7 +73,8 @@ class Driver:
             self._ahead = ReadAhead(options, settings, options.read_ahead)
         #: The offset that was planned last, with the changes that lead there.
         self._arrived: tuple[Offset, ArrivedChanges] | None = None
-        self._survey = survey_of(options, min(patience, options.retry_timeout))
+        retrying = options.retry_timeout
+        self._survey = survey_of(options, retrying, partial_after=min(patience, retrying))
         #: Vbuckets that cannot be planned, as no node answers for them, and since when.
         self._unknown: dict[int, float] = {}
         #: Up to when the vbuckets that stand still were looked at, and which of them is the next.
@@ -106,32 +97,16 @@ class Driver:
 
     def identity(self) -> SourceIdentity:
         """Which history of changes this is."""
-        found = self._map()
+        found = self._survey.map()
         return SourceIdentity(found.bucket, found.bucket_uuid, len(found.vbuckets))
 
     def nodes(self) -> int:
-        return len(self._map().nodes)
+        return len(self._survey.map().nodes)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The nodes of the newest map: tasks find the cluster with them if its named host died."""
         return tuple(self._survey.nodes)
-
-    def _map(self) -> ClusterMap:
-        return self._patiently(self._survey.map)
-
-    def _patiently(self, ask: Callable[[], _T]) -> _T:
-        """Asks again while no node answers, for as long as one may be gone."""
-        deadline = time.monotonic() + self._options.retry_timeout
-        while True:
-            try:
-                return ask()
-            except (AuthenticationFailed, BucketNotFound):
-                raise
-            except ConnectionFailed:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(_PAUSE)
 
     def narrow(self, options: ReadOptions) -> None:
         """Looks at less from now on."""
@@ -148,21 +123,21 @@ class Driver:
 
     def collections(self) -> Collections:
         """The names of scopes and collections, asked of a node now."""
-        return self._patiently(self._survey.collections)
+        return self._survey.collections()
 
     def high_seqnos_of(self, options: ReadOptions) -> dict[int, int]:
         """The high seqnos of some collections, which must not stay chosen."""
         before = self._options
         self._survey.choose(options.collections, options.scope)
         try:
-            return self._patiently(self._survey.high_seqnos)
+            return self._survey.high_seqnos()
         finally:
             self._survey.choose(before.collections, before.scope)
 
     def look(self) -> dict[int, VBucketSeqnos]:
         """Every vbucket that is wanted, as it is now."""
         wanted = self._wanted(range(self.identity().vbuckets))
-        return self._patiently(lambda: self._survey.look(wanted))
+        return self._survey.look(wanted)
 
     # ---- offsets -------------------------------------------------------------------------
 
@@ -176,7 +151,7 @@ class Driver:
         if starting == "earliest":
             return from_beginning(source)
         if starting == "latest":
-            found = self._with_logs(self._patiently(self._survey.look))
+            found = self._with_logs(self._survey.look())
             return from_latest(
                 source,
                 {vb: ObservedVBucket(sight.high_seqno, log) for vb, (sight, log) in found.items()},
@@ -258,7 +233,7 @@ class Driver:
 
     def target(self) -> dict[int, int]:
         """What "available now" means now."""
-        highs = self._patiently(self._survey.high_seqnos)
+        highs = self._survey.high_seqnos()
         self.highs = {vb: highs[vb] for vb in self._wanted(highs)}
         return dict(self.highs)
 
@@ -273,7 +248,7 @@ class Driver:
 
     def newest_branches(self, end: Offset) -> dict[int, int]:
         """The branches that are served now, for a batch that is read again after a crash."""
-        sights = self._patiently(lambda: self._survey.look(list(end.progress)))
+        sights = self._survey.look(list(end.progress))
         return {vb: sight.vbuuid for vb, sight in sights.items()}
 
     # ---- facts ---------------------------------------------------------------------------
@@ -284,7 +259,7 @@ class Driver:
 
     def _facts(self, previous: Offset) -> dict[int, ObservedVBucket]:
         """What is known of those vbuckets that may have something new."""
-        self.highs = self._patiently(self._survey.high_seqnos)
+        self.highs = self._survey.high_seqnos()
         if self._ahead is not None:
             self._ahead.sampled(self.highs)
         vbuckets = self._wanted(self.highs)
@@ -298,7 +273,7 @@ class Driver:
         facts = self._same_branch(previous, [vb for vb in may_be_new if vb in self._proved])
         others = [vb for vb in may_be_new if vb not in facts]
         if others:
-            sights = self._patiently(lambda: self._survey.look(others))
+            sights = self._survey.look(others)
             facts |= self._facts_of(previous, sights)
         unserved = [
             vb for vb in self._wanted(range(previous.source.vbuckets)) if vb not in self.highs
@@ -319,7 +294,7 @@ class Driver:
         if is_due:
             ahead.require_arrived()
         if is_due or ahead.wants_sample:
-            self.highs = self._patiently(self._survey.high_seqnos)
+            self.highs = self._survey.high_seqnos()
             ahead.sampled(self.highs)
             self._looked_at = time.monotonic()
         facts = ahead.facts(previous, min(deadline, next_look) - time.monotonic())
@@ -327,7 +302,7 @@ class Driver:
             return None
         unproved = [vb for vb in facts if len(previous.at(vb).log) and vb not in self._proved]
         if unproved:
-            sights = self._patiently(lambda: self._survey.look(unproved))
+            sights = self._survey.look(unproved)
             looked = self._facts_of(previous, sights)
             if any(
                 vb not in looked
@@ -340,7 +315,7 @@ class Driver:
         return facts
 
     def _failover_logs(self, vbuckets: list[int]) -> Mapping[int, FailoverLog]:
-        return self._patiently(lambda: self._survey.failover_logs(vbuckets))
+        return self._survey.failover_logs(vbuckets)
 
     def _seems_small(self, previous: Offset) -> bool:
         """Whether what there was to read at the last look can be read ahead."""

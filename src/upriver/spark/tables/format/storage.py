@@ -33,60 +33,17 @@ from ....errors import ConfigError, UpriverError
 
 with extra("spark"):
     import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
-    from obstore.store import LocalStore, from_url
+    from obstore.exceptions import BaseError
+    from obstore.store import LocalStore
 
-#: Its options are typed for each kind of store, and ours are of any.
-_from_url: Any = from_url
+    from ....consumer.transport.object_stores import (
+        is_object_store,
+        open_store,
+        put_new,
+        said,
+        store_options,
+    )
 
-_SCHEMES: Final = frozenset({"s3", "s3a", "az", "azure", "adl", "abfs", "abfss", "gs"})
-#: Variables of the environment that a store of a kind is configured by.
-_VARIABLES: Final = {
-    "AWS_": frozenset(
-        {
-            *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"),
-            *("AWS_DEFAULT_REGION", "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"),
-            *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-            *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-            *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
-            *("AWS_SKIP_SIGNATURE", "AWS_UNSIGNED_PAYLOAD", "AWS_REQUEST_PAYER"),
-        }
-    ),
-    "AZURE_": frozenset(
-        {
-            *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
-            *("AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET"),
-            *("AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"),
-            *("AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_STORAGE_ENDPOINT"),
-            *("AZURE_STORAGE_USE_EMULATOR", "AZURE_USE_AZURE_CLI", "AZURE_ALLOW_HTTP"),
-        }
-    ),
-    "GOOGLE_": frozenset(
-        {
-            *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
-            *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
-        }
-    ),
-}
-#: Options that belong to the HTTP client, and not to one kind of store.
-_CLIENT: Final = frozenset(
-    {
-        "allow_http",
-        "allow_invalid_certificates",
-        "connect_timeout",
-        "http1_only",
-        "http2_only",
-        "pool_idle_timeout",
-        "pool_max_idle_per_host",
-        "proxy_url",
-        "timeout",
-        "user_agent",
-    }
-)
-#: Options that only `deltalake` knows.
-_DELTALAKE_ONLY: Final = frozenset(
-    {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "allow_unsafe_rename"}
-)
 #: Deleted by one call; stores take at most this many.
 _DELETED_AT_ONCE: Final = 1000
 
@@ -132,22 +89,19 @@ class Storage:
     ) -> Self:
         """A path or an address; ConfigError for what is neither."""
         text = os.fspath(text)
-        scheme, separator, rest = text.partition("://")
         if text.startswith("file:"):
-            text, separator = unquote(urlsplit(text).path), ""
+            text = unquote(urlsplit(text).path)
         if not text:
             raise ConfigError("table: give a directory, or an address such as s3://bucket/path")
-        if not separator:
+        if "://" not in text:
             return cls(str(Path(text).absolute()))
-        if scheme not in _SCHEMES or not rest.strip("/"):
+        if not is_object_store(text):
             raise ConfigError(
                 f"table: {text!r} is no place for a table; give a directory, s3://bucket/path, "
                 "az://container/path, abfss://container@account.dfs.core.windows.net/path or "
                 "gs://bucket/path"
             )
-        known = _VARIABLES[_prefix(text)]
-        chosen = {name: value for name, value in environ.items() if name in known and value}
-        chosen |= dict(options or {})
+        chosen = store_options(text, options or {}, environ)
         return cls(text.rstrip("/"), tuple(sorted(chosen.items())))
 
     @property
@@ -185,11 +139,7 @@ class Storage:
     def _put_new(self, path: str, data: bytes) -> bool:
         """Asks the store to create a file; False if it answers that there is one."""
         with self._translated(path, writing=True):
-            try:
-                obstore.put(self._store, path, data, mode="create")
-            except AlreadyExistsError:
-                return False
-        return True
+            return put_new(self._store, path, data)
 
     def _has(self, path: str, data: bytes) -> bool:
         try:
@@ -292,11 +242,9 @@ class Storage:
             raise StorageFailed(f"{self.url}/{path}: permission denied") from None
 
     def _refused(self, path: str, problem: Exception) -> StorageFailed:
-        lines = (line for line in str(problem).splitlines() if line.strip())
-        said = next(lines, type(problem).__name__)
         return StorageFailed(
-            f"{self.url}/{path}: the store refused: {said[:500]}; check the address, the network "
-            "and the credentials (environment or storageOptions)"
+            f"{self.url}/{path}: the store refused: {said(problem)}; check the address, the "
+            "network and the credentials (environment or storageOptions)"
         )
 
 
@@ -309,31 +257,10 @@ def _store(url: str, options: tuple[tuple[str, str], ...]) -> Any:
             raise ConfigError(
                 f"table: {url} cannot be a directory: {problem}; give another path"
             ) from None
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for name, value in options:
-        plain = name.lower()
-        short = plain.removeprefix("aws_").removeprefix("azure_").removeprefix("google_")
-        if short in _CLIENT:
-            client[short] = value.lower() == "true" if value.lower() in ("true", "false") else value
-        elif plain not in _DELTALAKE_ONLY and _belongs(plain, url):
-            config[plain] = value
     try:
-        return _from_url(url, config=config, client_options=client)
-    except (BaseError, ValueError, TypeError) as problem:
+        return open_store(url, dict(options))
+    except ValueError as problem:
         raise ConfigError(
-            f"table: {url} cannot be opened: {str(problem).splitlines()[0]}; check the address, "
-            "storageOptions and the variables of the environment"
+            f"table: {url} cannot be opened: {problem}; check the address, storageOptions and the "
+            "variables of the environment"
         ) from None
-
-
-def _belongs(name: str, url: str) -> bool:
-    """Whether an option is of the store's own kind: others' are refused by it."""
-    others = [prefix.lower() for prefix in _VARIABLES if prefix != _prefix(url)]
-    return not name.startswith(tuple(others))
-
-
-def _prefix(url: str) -> str:
-    """What the names of a store's variables begin with."""
-    kind = url.partition("://")[0]
-    return {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_"}.get(kind, "AZURE_")
