@@ -186,6 +186,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_rank)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that pytest-xdist does not see would start everything that they share several times."""
+    grouped = session.config.getoption("loadgroup", False)
+    if grouped and session.items and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist does not group the tests of this version of pytest")
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Two for a core, because tests mostly wait; more than eight find too few long groups."""
     return min(8, 2 * (os.cpu_count() or 1))
