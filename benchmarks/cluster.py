@@ -33,12 +33,12 @@ from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.blocking_connection import BlockingConnection
 from upriver.consumer.transport.connection_string import Address, Source
-from upriver.consumer.writing.document_edits import Overwrite
+from upriver.consumer.writing.write_operations import Overwrite
 from upriver.consumer.writing.writer import Writer, WriterSettings
 from upriver.errors import ConnectionFailed, Status
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
-from upriver.wire.names import RequestedState
+from upriver.wire.protocol_enums import RequestedState
 
 VBUCKETS = 64
 #: Quiet sets between two noops, whose answers tell that all before them were done.

@@ -38,7 +38,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 VBUCKETS = 1024
 NAME, PASSWORD = "somebody", "correct horse battery staple"

@@ -31,7 +31,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Feature, OpenFlag, StreamFlag
 
 VBUCKETS = 1024
 VALUE = b'{"text":"' + b"x" * 189 + b'"}'

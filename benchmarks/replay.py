@@ -33,7 +33,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Feature, MarkerFlag
+from upriver.wire.protocol_enums import Feature, MarkerFlag
 
 PIECE = 1 << 20
 VBUUID = 0x5EED

@@ -31,7 +31,7 @@ from upriver.wire import values
 from upriver.wire.columns import __impl__
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 EVERYTHING = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
 #: Few, so that the changes count and not the opening of streams.

@@ -46,7 +46,7 @@ from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 UPDATES = 10_000
 

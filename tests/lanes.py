@@ -187,7 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that pytest-xdist does not see would start everything that they share several times."""
+    """Groups that pytest-xdist does not see would start what they share several times."""
     grouped = session.config.getoption("loadgroup", False)
     if grouped and session.items and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("pytest-xdist does not group the tests of this version of pytest")

@@ -301,7 +301,7 @@ FAULTS = (
     ),
     Fault(
         "the worse copy is made active",
-        "upriver.cluster.copy_comparison",
+        "upriver.cluster.best_copy",
         "        return CopyStanding.MORE if one.seqno > other.seqno else CopyStanding.LESS",
         "        return CopyStanding.LESS if one.seqno > other.seqno else CopyStanding.MORE",
         "cluster",
@@ -453,21 +453,21 @@ FAULTS = (
     ),
     Fault(
         "vacuum forgets the vectors",
-        "upriver.spark.tables.upkeep.retention",
+        "upriver.spark.tables.upkeep.version_retention",
         "        found.update(file.paths)\n",
         "        found.add(file.path)\n",
         "table",
     ),
     Fault(
         "vacuum keeps the newest version only",
-        "upriver.spark.tables.upkeep.retention",
+        "upriver.spark.tables.upkeep.version_retention",
         "            needed |= set(commit.named) if version > oldest else set()\n",
         "",
         "table",
     ),
     Fault(
         "vacuum leaves orphans",
-        "upriver.spark.tables.upkeep.retention",
+        "upriver.spark.tables.upkeep.version_retention",
         "            and (file.path in once_named or file.modified < late)\n",
         "            and file.path in once_named\n",
         "table",

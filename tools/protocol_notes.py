@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from upriver.wire.names import Command as C
+from upriver.wire.protocol_enums import Command as C
 
 __all__ = ["NOTES", "Note"]
 

@@ -23,7 +23,7 @@ from upriver.wire.dialects.draft002 import BODIES, OPCODE_NAMES
 from upriver.wire.dissect import dissect
 from upriver.wire.enum_codes import Codes
 from upriver.wire.layout import Cas, KeyRule, Layout, Record, Slot, datatype_name
-from upriver.wire.names import Command, DurabilityLevel, OsoFlag
+from upriver.wire.protocol_enums import Command, DurabilityLevel, OsoFlag
 
 __all__ = ["pages"]
 

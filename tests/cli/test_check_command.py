@@ -26,7 +26,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.session.consumer_events import RollbackReason, RolledBack
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
-from upriver.wire.names import DialectName
+from upriver.wire.protocol_enums import DialectName
 
 VBUCKETS = 4
 

@@ -17,7 +17,7 @@ from upriver.model import Datatype, VBucketState
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft001
-from upriver.wire.names import Command, StreamFlag
+from upriver.wire.protocol_enums import Command, StreamFlag
 
 MUTATION = Dcp(collections=True).encode(
     m.Mutation(

@@ -22,7 +22,7 @@ from localcluster import LocalCluster, MapClient, eventually
 from upriver.errors import ConfigError, Status, UpriverError
 from upriver.wire import kv_messages as kv
 from upriver.wire.frameinfo import Durability
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 
 SECONDS = float(os.environ.get("UPRIVER_CHAOS_SECONDS", "15"))
 SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))

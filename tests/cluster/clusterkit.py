@@ -27,7 +27,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect
-from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
 PATIENCE = 30.0

@@ -23,7 +23,7 @@ from upriver.testing import TemporaryCluster
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import FrameInfo
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 #: What may pass in a cluster in which something is being moved or was lost.
 PASSING = {

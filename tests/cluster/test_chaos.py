@@ -26,7 +26,7 @@ from talk import Talk
 from upriver.errors import Status
 from upriver.wire import kv_messages as kv
 from upriver.wire.frameinfo import Durability
-from upriver.wire.names import DurabilityLevel, Feature
+from upriver.wire.protocol_enums import DurabilityLevel, Feature
 
 VBUCKETS = 8
 

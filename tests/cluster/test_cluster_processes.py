@@ -24,7 +24,7 @@ from upriver.model import Op
 from upriver.producer.bootstrap.users import Role
 from upriver.session.consumer_events import RolledBack, Rows
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 VBUCKETS = 16
 

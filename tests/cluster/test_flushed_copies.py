@@ -33,7 +33,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
-from upriver.wire.names import OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import OpenFlag, StreamFlag
 
 #: As servers of April 2014 speak it.
 DRAFT = Draft001(nru=True)

@@ -31,7 +31,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import OpenFlag
+from upriver.wire.protocol_enums import OpenFlag
 
 ACTIVE, REPLICA = VBucketState.ACTIVE, VBucketState.REPLICA
 

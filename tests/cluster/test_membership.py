@@ -35,7 +35,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import Durability
-from upriver.wire.names import DurabilityLevel, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import DurabilityLevel, Feature, OpenFlag, StreamFlag
 
 ACTIVE, DEAD = VBucketState.ACTIVE, VBucketState.DEAD
 SECOND = 1_000_000_000

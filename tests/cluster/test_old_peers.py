@@ -17,7 +17,7 @@ from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Command, MarkerFlag, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, MarkerFlag, OpenFlag, StreamFlag
 
 ACTIVE, PENDING, REPLICA = VBucketState.ACTIVE, VBucketState.PENDING, VBucketState.REPLICA
 ASKED = MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT | MarkerFlag.ACK

@@ -21,7 +21,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 DIALECT = Dcp(collections=True)
 #: What a node may send as soon as a connection is open.

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.cluster.copy_comparison import Copy, CopyStanding, best, compare
+from upriver.cluster.best_copy import Copy, CopyStanding, best, compare
 from upriver.cluster.placement import Row
 from upriver.cluster.reconcile import Orders, Situation, orders, streams, undecided
 from upriver.model import FailoverLog, VBucketState

@@ -13,7 +13,7 @@ from upriver.errors import ConnectionFailed, Status
 from upriver.wire import frameinfo as fi
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 DIALECT = Dcp(collections=True)
 _forms = [layout for dialect, layout in FORMS if dialect == DIALECT]

@@ -19,7 +19,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft001
-from upriver.wire.names import Command, Feature, MarkerFlag, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, MarkerFlag, OpenFlag, StreamFlag
 
 REPLICA, PENDING, ACTIVE = VBucketState.REPLICA, VBucketState.PENDING, VBucketState.ACTIVE
 

@@ -32,7 +32,7 @@ from upriver.store import Applied, DeleteDocument, SetDocument, WithMeta, docume
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft000, Draft001
-from upriver.wire.names import Command, MarkerFlag, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, MarkerFlag, OpenFlag, StreamFlag
 from upriver.wire.values import join_xattrs
 
 ACTIVE, DEAD = VBucketState.ACTIVE, VBucketState.DEAD

@@ -25,7 +25,7 @@ from talk import Talk
 from upriver.cluster.node_processes import Processes, cluster_process
 from upriver.errors import ConfigError, ConnectionFailed, Status
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 VBUCKETS = 4
 

@@ -27,7 +27,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.framing import Framer
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 #: How long a test waits for something that should come; never reached when all is well.
 PATIENCE = 120.0

@@ -20,7 +20,7 @@ from upriver.model import FailoverLog, StreamEndReason
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft001
-from upriver.wire.names import Feature, MarkerFlag, OpenFlag
+from upriver.wire.protocol_enums import Feature, MarkerFlag, OpenFlag
 
 __all__ = ["April2014", "RealServer", "Release302", "Release412", "Release705"]
 

@@ -42,7 +42,7 @@ from upriver.wire.dialects import Dcp
 from upriver.wire.fast_stat_response import quick_statistic
 from upriver.wire.limits import MAX_KEY
 from upriver.wire.messages import PlainResponse, Request
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 NOBODY = Access()
 #: Seconds after which a test gives up a peer that says nothing, as it must.

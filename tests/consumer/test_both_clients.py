@@ -38,7 +38,7 @@ from upriver.session.sasl_client import MAX_ITERATIONS, ScramClient
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 Attempt = Callable[..., UpriverError]
 

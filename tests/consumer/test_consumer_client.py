@@ -35,7 +35,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire import values
 from upriver.wire.columns import SCHEMA
-from upriver.wire.names import DialectName
+from upriver.wire.protocol_enums import DialectName
 
 DRAFTS = pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])
 SECOND = 10**9

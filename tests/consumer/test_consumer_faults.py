@@ -44,7 +44,7 @@ from upriver.session.consumer_events import RollbackReason
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import DialectName
+from upriver.wire.protocol_enums import DialectName
 
 DRAFTS = pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])
 

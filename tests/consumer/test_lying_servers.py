@@ -46,7 +46,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 #: Quick to try again, so that a server that keeps lying is soon given up.
 QUICK: dict[str, Any] = {

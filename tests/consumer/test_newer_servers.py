@@ -20,7 +20,7 @@ from upriver.session.consumer_events import SyncWrite, SystemHappened
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
-from upriver.wire.names import DurabilityLevel, OpenFlag, OsoFlag
+from upriver.wire.protocol_enums import DurabilityLevel, OpenFlag, OsoFlag
 
 Script = Callable[[Conversation, Any], bool]
 SOON: dict[str, Any] = {"retry_first": 0.01, "retry_most": 0.1}

@@ -26,7 +26,7 @@ from upriver.errors import (
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import OpenFlag
+from upriver.wire.protocol_enums import OpenFlag
 
 OLD = [April2014, Release302, Release412]
 ALL = [*OLD, Release705]

@@ -33,7 +33,7 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo
 from upriver.wire.header import HEADER_SIZE
-from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 TODAY = (
     Feature.SELECT_BUCKET,

@@ -28,7 +28,7 @@ from upriver.consumer.streaming.engine import Engine
 from upriver.consumer.streaming.stream_events import StreamEvents
 from upriver.errors import ConfigError, ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
-from upriver.session.row_rules import RowCheck
+from upriver.session.inbound_row_checks import RowCheck
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m

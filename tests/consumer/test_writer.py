@@ -17,10 +17,10 @@ from peer import Peer, Said, cluster
 
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.connection_string import Source
-from upriver.consumer.writing import document_edits, version_copies
-from upriver.consumer.writing.document_edits import Edit, Overwrite, removal, upsert
+from upriver.consumer.writing import version_copies, write_operations
 from upriver.consumer.writing.edit_pipeline import ROUND_BYTES, EditPipeline
 from upriver.consumer.writing.fast_responses import quick_answer
+from upriver.consumer.writing.write_operations import Edit, Overwrite, removal, upsert
 from upriver.consumer.writing.writer import Writer, WriterSettings
 from upriver.errors import (
     ConfigError,
@@ -36,7 +36,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.messages import PlainResponse, Request
-from upriver.wire.names import Command, Feature
+from upriver.wire.protocol_enums import Command, Feature
 
 VBUCKETS = 8
 #: Long enough for anything that comes at all.
@@ -174,12 +174,12 @@ def test_a_cas_is_checked_and_a_repetition_is_not_a_conflict(
     producer: TemporaryProducer, writer: Writer
 ) -> None:
     old = producer.write(b"k", b"old").cas
-    again = [document_edits.checked_upsert(b"k", b"new", cas=old) for _ in range(2)]
+    again = [write_operations.checked_upsert(b"k", b"new", cas=old) for _ in range(2)]
     write(writer, *again)
     assert counted(writer) == (1, 1, 0)
     now = stored(producer, b"k").cas
     with pytest.raises(StatusError) as failure:
-        write(writer, document_edits.checked_upsert(b"k", b"newer", cas=old))
+        write(writer, write_operations.checked_upsert(b"k", b"newer", cas=old))
     assert f"'k' was refused with EXISTS: it has CAS {now}, expected was CAS {old}" in str(
         failure.value
     )
@@ -189,12 +189,12 @@ def test_a_cas_is_checked_and_a_repetition_is_not_a_conflict(
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (document_edits.checked_upsert(b"k", b"v", cas=0), "expected was that it is not there"),
+        (write_operations.checked_upsert(b"k", b"v", cas=0), "expected was that it is not there"),
         (
-            document_edits.checked_upsert(b"missing", b"v", cas=5),
+            write_operations.checked_upsert(b"missing", b"v", cas=5),
             "it is not there, expected was CAS 5",
         ),
-        (document_edits.checked_removal(b"k", cas=5), "expected was CAS 5"),
+        (write_operations.checked_removal(b"k", cas=5), "expected was CAS 5"),
     ],
 )
 def test_a_cas_that_is_not_the_documents(
@@ -207,10 +207,10 @@ def test_a_cas_that_is_not_the_documents(
 
 
 def test_new_documents_and_removals_with_a_cas(producer: TemporaryProducer, writer: Writer) -> None:
-    write(writer, *(document_edits.checked_upsert(b"new", b"v", cas=0) for _ in range(2)))
+    write(writer, *(write_operations.checked_upsert(b"new", b"v", cas=0) for _ in range(2)))
     assert counted(writer) == (1, 1, 0)
     cas = stored(producer, b"new").cas
-    write(writer, *(document_edits.checked_removal(b"new", cas=cas) for _ in range(2)))
+    write(writer, *(write_operations.checked_removal(b"new", cas=cas) for _ in range(2)))
     assert counted(writer) == (2, 2, 0)
 
 
@@ -548,14 +548,14 @@ def test_a_packet_is_what_the_dialect_would_make_of_it(
         (upsert(**name, value=value, **details), kv.Get(**name, quiet=True)),
         (removal(**name), kv.Delete(**name, quiet=True)),
         (
-            document_edits.checked_upsert(**name, value=value, cas=cas, **details),
+            write_operations.checked_upsert(**name, value=value, cas=cas, **details),
             kv.Set(**name, **stored, cas=cas, quiet=True),
         ),
         (
-            document_edits.checked_upsert(**name, value=value, cas=0, **details),
+            write_operations.checked_upsert(**name, value=value, cas=0, **details),
             kv.Add(**name, **stored, quiet=True),
         ),
-        (document_edits.checked_removal(**name, cas=cas), kv.Delete(**name, cas=cas, quiet=True)),
+        (write_operations.checked_removal(**name, cas=cas), kv.Delete(**name, cas=cas, quiet=True)),
         (
             version_copies.copied(**name, value=value, cas=cas, rev=rev, **details),
             kv.SetWithMeta(**name, **stored, **version, quiet=True),

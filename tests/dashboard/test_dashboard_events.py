@@ -8,7 +8,7 @@ import pytest
 
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.event_detection import EventDetector
-from upriver.dashboard.figures import EventFigures, RollbackFigures
+from upriver.dashboard.figure_types import EventFigures, RollbackFigures
 from upriver.model import VBucketState
 from upriver.testing import TemporaryProducer
 

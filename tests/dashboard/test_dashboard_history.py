@@ -6,7 +6,7 @@ import pytest
 from dashboardkit import seen, server_of, watched
 
 from upriver.cli.dashboard.connections import stream_lag
-from upriver.dashboard.figures import ServerFigures
+from upriver.dashboard.figure_types import ServerFigures
 from upriver.dashboard.history import History, percentile
 from upriver.producer.statistics import StreamView, bucket_view
 from upriver.testing import TemporaryProducer

@@ -21,7 +21,7 @@ from upriver.store import Bucket, BucketSettings, Store
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects.dcp import Dcp
 from upriver.wire.messages import PlainResponse, Request, Response
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 MODERN = frozenset(
     {

@@ -14,7 +14,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect
 from upriver.wire.framing import Framer
-from upriver.wire.names import Feature, OpenFlag
+from upriver.wire.protocol_enums import Feature, OpenFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
 PATIENCE = 60.0

@@ -19,7 +19,7 @@ from upriver.wire import messages as m
 from upriver.wire import values
 from upriver.wire.dialects import Dcp, Draft002
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo
-from upriver.wire.names import Command, Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from upriver.testing.producer_base import settings_for_tests
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
-from upriver.wire.names import Command, OpenFlag
+from upriver.wire.protocol_enums import Command, OpenFlag
 
 MIB = 1024 * 1024
 BODY = 8 * MIB

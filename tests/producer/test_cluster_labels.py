@@ -13,7 +13,7 @@ from test_management_port import Management
 from upriver.errors import Status
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 #: The features that gocbcore 10.9 offers for maps: known versions, duplex, brief notifications.
 MAPS = (Feature.CLUSTERMAP_KNOWN_VERSION, Feature.DUPLEX, Feature.CLUSTERMAP_BRIEF_NOTIFICATION)

@@ -12,7 +12,7 @@ from talk import RawAnswer, Talk
 
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical, values
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 SET, ADD, DELETE, INCREMENT, DECREMENT, APPEND, PREPEND = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0E, 0x0F
 GET, GET_META, TOUCH, GAT, GET_LOCKED, UNLOCK = 0x00, 0xA0, 0x1C, 0x1D, 0x94, 0x95

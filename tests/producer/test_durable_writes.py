@@ -15,7 +15,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
-from upriver.wire.names import Command, DurabilityLevel, Feature
+from upriver.wire.protocol_enums import Command, DurabilityLevel, Feature
 
 LEVELS = [
     DurabilityLevel.MAJORITY,

@@ -33,7 +33,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Command, Feature, OpenFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag
 
 DCP = Dcp()
 MANY = 4000

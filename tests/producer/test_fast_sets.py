@@ -17,7 +17,7 @@ from upriver.wire import frameinfo as fi
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.messages import Request
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 _relaxed = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 DOCUMENTS = 50
 

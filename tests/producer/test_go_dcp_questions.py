@@ -14,7 +14,7 @@ from talk import Talk
 
 from upriver.model import NO_END
 from upriver.testing import TemporaryProducer
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 SET, GET, LOOKUP, MUTATE = 0x01, 0x00, 0xD0, 0xD1
 OPEN, CONTROL, STREAM, LOG = 0x50, 0x5E, 0x53, 0x54

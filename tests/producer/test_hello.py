@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from upriver.producer.bootstrap.hello import RULES, ServerFeatures, When, accept
 from upriver.wire.enum_codes import FEATURES
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 SERVER = ServerFeatures()
 OFFERS = st.lists(st.sampled_from(Feature) | st.integers(0x20, 0xFFFF), max_size=40)

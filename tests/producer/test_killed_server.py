@@ -14,7 +14,7 @@ from talk import Talk
 
 from upriver.errors import Status
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 VBUCKETS = 3
 KILLS = 5

@@ -15,7 +15,7 @@ from kvkit import Desk, open_desk
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Command as C
+from upriver.wire.protocol_enums import Command as C
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

@@ -13,7 +13,7 @@ from kvkit import Desk, open_desk
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Command, Feature
+from upriver.wire.protocol_enums import Command, Feature
 
 DEFAULT = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
 

@@ -14,7 +14,7 @@ from upriver.model import Datatype
 from upriver.wire import kv_messages as kv
 from upriver.wire import values
 from upriver.wire.json_text import is_json
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 BODY = b'{"a":[1,2,3],"b":"' + b"x" * 200 + b'"}'
 XATTRS = {"user": b'{"n":1}', "_sync": b'"rev"'}

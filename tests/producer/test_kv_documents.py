@@ -18,7 +18,7 @@ from upriver.wire import frameinfo as f
 from upriver.wire import kv_messages as kv
 from upriver.wire import values
 from upriver.wire.messages import UnknownCommand
-from upriver.wire.names import DurabilityLevel, Feature
+from upriver.wire.protocol_enums import DurabilityLevel, Feature
 
 YEAR = 365 * 24 * 60 * 60
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from upriver.producer.keyvalue import ADMINISTERS, READS, STREAMS, WRITES
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 #: What everybody may do: finding out who one is and where things are.
 FREE = {

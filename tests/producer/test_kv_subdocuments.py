@@ -20,8 +20,8 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import values
 from upriver.wire.crc32c import crc32c
 from upriver.wire.enum_codes import STATUSES
-from upriver.wire.names import Command as C
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Command as C
+from upriver.wire.protocol_enums import Feature
 
 OK = Status.SUCCESS
 PARENTS, XATTR = 0x01, 0x04

@@ -15,7 +15,7 @@ from upriver.model import VBucketState
 from upriver.producer.keyvalue import Later
 from upriver.store import SyncMode
 from upriver.wire import kv_messages as kv
-from upriver.wire.names import Feature, RequestedState
+from upriver.wire.protocol_enums import Feature, RequestedState
 
 ACTIVE, REPLICA, DEAD = VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.DEAD
 

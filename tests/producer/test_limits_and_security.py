@@ -30,7 +30,7 @@ from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Command, OpenFlag
+from upriver.wire.protocol_enums import Command, OpenFlag
 
 KIB = 1024
 #: Everybody whom the guarded server knows, and the one role of each.

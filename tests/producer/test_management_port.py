@@ -25,7 +25,7 @@ from upriver.producer.server_settings import ServerSettings, usual_http_port
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 BUCKET = "/pools/default/buckets/default"
 

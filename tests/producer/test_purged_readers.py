@@ -14,7 +14,7 @@ from upriver.store import BucketSettings, SetDocument, WithMeta
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Feature, RequestedState, StreamFlag
+from upriver.wire.protocol_enums import Feature, RequestedState, StreamFlag
 
 LONG_AGO = 1_500_000_000
 #: The id of the collection that hardly anybody writes to.

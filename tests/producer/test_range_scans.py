@@ -17,7 +17,7 @@ from upriver.store import DeleteDocument, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import leb128, values
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 VB = 1
 NAMES = [b"k%02d" % number for number in range(20)]

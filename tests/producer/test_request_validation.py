@@ -10,7 +10,7 @@ import pytest
 from talk import Talk
 
 from upriver.testing import TemporaryProducer
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 INVALID = 0x04
 STORE = struct.pack(">II", 0, 0)

@@ -17,7 +17,7 @@ from upriver.store import BeginSnapshot, BucketSettings, Replicate
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
 from upriver.wire import messages as m
-from upriver.wire.names import Feature, StreamFlag
+from upriver.wire.protocol_enums import Feature, StreamFlag
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["rollback"]
 LONG_AGO = 1_500_000_000

@@ -30,7 +30,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
-from upriver.wire.names import Command, Feature, OpenFlag
+from upriver.wire.protocol_enums import Command, Feature, OpenFlag
 
 VBUCKETS = 2
 #: Connections and streams that live on as the last one that a thread or the loop worked on.

@@ -18,7 +18,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId
-from upriver.wire.names import Command, Feature, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from upriver.wire.protocol_enums import Command, Feature, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 
 DRAFTS: list[Dialect] = [Draft002(), Draft000(), Draft001(), Dcp()]
 WITH_OPEN: list[Dialect] = [Draft001(), Dcp()]

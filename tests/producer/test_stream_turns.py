@@ -26,7 +26,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Feature, OpenFlag, StreamFlag
 
 VALUE = b"v" * 1000
 DOCUMENTS = 4000

@@ -28,7 +28,7 @@ from upriver.store import (
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft001
 from upriver.wire.framing import Framer
-from upriver.wire.names import DurabilityLevel, MarkerFlag
+from upriver.wire.protocol_enums import DurabilityLevel, MarkerFlag
 
 VB = 1
 EVERYTHING = StreamFilter(kind=FilterKind.EVERYTHING)

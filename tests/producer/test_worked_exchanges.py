@@ -16,7 +16,7 @@ from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
-from upriver.wire.names import Command, OpenFlag
+from upriver.wire.protocol_enums import Command, OpenFlag
 
 _VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["seed"]
 PACKETS = {(x["draft"], x["n"]): bytes.fromhex(x["corrected"]) for x in _VECTORS if x["corrected"]}

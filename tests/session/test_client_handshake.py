@@ -32,7 +32,7 @@ from upriver.session.client_handshake import (
 from upriver.session.conversation import Compute
 from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request, Response
-from upriver.wire.names import Command, Feature
+from upriver.wire.protocol_enums import Command, Feature
 
 OFFERED = (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON)
 ME = Credentials(user="jürgen", password="IX a b")

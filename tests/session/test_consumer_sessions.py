@@ -33,7 +33,7 @@ from upriver.wire import canonical
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
-from upriver.wire.names import Command, DurabilityLevel, MarkerFlag
+from upriver.wire.protocol_enums import Command, DurabilityLevel, MarkerFlag
 
 ALL = pytest.mark.parametrize("name", DIALECTS)
 #: Drafts that accept a stream without saying of which history it is.

@@ -15,7 +15,7 @@ from upriver.session.producer_options import (
     check_open_flags,
     set_control,
 )
-from upriver.wire.names import OpenFlag
+from upriver.wire.protocol_enums import OpenFlag
 
 OK, INVALID, UNSUPPORTED = Status.SUCCESS, Status.INVALID, Status.NOT_SUPPORTED
 

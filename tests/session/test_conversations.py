@@ -14,7 +14,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
 from upriver.wire.messages import PlainResponse, Request
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 DIALECT = Dcp()
 

@@ -11,7 +11,7 @@ from upriver.session.client_handshake import Credentials, Introduction, introduc
 from upriver.session.conversation import Compute
 from upriver.wire import kv_messages as kv
 from upriver.wire.messages import PlainResponse, Request, Response
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 OFFERED = b"SCRAM-SHA512 SCRAM-SHA1 PLAIN OAUTHBEARER"
 

@@ -12,7 +12,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.frameinfo import StreamId
-from upriver.wire.names import Command, DurabilityLevel, OsoFlag
+from upriver.wire.protocol_enums import Command, DurabilityLevel, OsoFlag
 
 DCP = Dcp()
 PREPARE = m.Prepare(

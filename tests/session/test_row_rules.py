@@ -17,7 +17,7 @@ from upriver.session.consumer_events import Rows, SystemHappened
 from upriver.session.stream_position import Position
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001
-from upriver.wire.names import OsoFlag
+from upriver.wire.protocol_enums import OsoFlag
 
 
 def flowing(*before: m.Message, position: Position | None = None) -> Wire:

@@ -18,7 +18,7 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId
 from upriver.wire.framing import Framer
-from upriver.wire.names import MarkerFlag, OsoFlag
+from upriver.wire.protocol_enums import MarkerFlag, OsoFlag
 
 STORED = Dcp(collections=True)
 EVERYTHING = Shape(xattrs=True, delete_times=True, expirations=True, snappy=True)

@@ -26,7 +26,7 @@ from upriver.session.stream_request import (
     decide,
 )
 from upriver.wire.messages import StreamRequest
-from upriver.wire.names import OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import OpenFlag, StreamFlag
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())[
     "rollback"

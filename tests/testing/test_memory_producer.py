@@ -22,7 +22,7 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.framing import Framer
-from upriver.wire.names import OpenFlag
+from upriver.wire.protocol_enums import OpenFlag
 
 
 class Client:

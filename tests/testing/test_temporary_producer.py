@@ -18,7 +18,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Feature
+from upriver.wire.protocol_enums import Feature
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from upriver.consumer.topology.seqno_survey import Survey
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
-from upriver.consumer.writing.document_edits import upsert
 from upriver.consumer.writing.documents import Documents
+from upriver.consumer.writing.write_operations import upsert
 from upriver.consumer.writing.writer import Writer
 from upriver.errors import ConfigError
 from upriver.spark.tables.pipeline import Pipeline

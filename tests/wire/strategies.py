@@ -17,7 +17,7 @@ from upriver.wire.dialects.memcached import MemcachedDialect
 from upriver.wire.enum_codes import FEATURES, Codes
 from upriver.wire.kv_messages import SubdocPath
 from upriver.wire.layout import Cas, KeyRule, Layout, Record, Slot
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 
 BINARY = st.binary(max_size=40)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)

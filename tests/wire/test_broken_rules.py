@@ -11,7 +11,7 @@ from upriver.wire import limits
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.frameinfo import StreamId, UnknownFrameInfo
-from upriver.wire.names import Command, DurabilityLevel, OpenFlag
+from upriver.wire.protocol_enums import Command, DurabilityLevel, OpenFlag
 
 MUTATION = Dcp().encode(m.Mutation(vbucket=1, seqno=5, key=b"key", value=b"value", cas=9))
 PREFIXED = Dcp(collections=True).encode(

@@ -12,9 +12,9 @@ from stored_frames import COLLECTIONS, frame_lists
 
 from upriver.wire import canonical
 from upriver.wire.columns import Part, Selected, Selection
+from upriver.wire.columns.frame_selection import MAX_LEFT
 from upriver.wire.columns.interface import Implementation
 from upriver.wire.columns.numpy_path import NUMPY
-from upriver.wire.columns.selection import MAX_LEFT
 
 ALL = Part(sum(Part)) & ~Part.DATATYPE
 _relaxed = settings(

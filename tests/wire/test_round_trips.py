@@ -13,7 +13,7 @@ from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001
 from upriver.wire.enum_codes import STATUSES
 from upriver.wire.framing import packet_length
 from upriver.wire.layout import Layout
-from upriver.wire.names import Command
+from upriver.wire.protocol_enums import Command
 
 
 def _name(form: tuple[Dialect, Layout]) -> str:

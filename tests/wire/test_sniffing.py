@@ -11,7 +11,7 @@ from upriver.wire.dialects import Dcp, Dialect, DialectPin, Draft000, Draft001, 
 from upriver.wire.dialects.by_name import DIALECTS
 from upriver.wire.frameinfo import StreamId
 from upriver.wire.messages import Message
-from upriver.wire.names import DIALECT_NAMES, OpenFlag
+from upriver.wire.protocol_enums import DIALECT_NAMES, OpenFlag
 
 REQUEST = m.StreamRequest(vbucket=1, start=0, end=9)
 OPEN = m.Open(name="n", flags=OpenFlag.PRODUCER)

@@ -11,7 +11,7 @@ from upriver.wire import canonical, leb128, stored_prepares
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.header import cas_of, vbucket_of
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 from upriver.wire.stored_prepares import StoredPrepare
 
 DIALECT = Dcp(collections=True)

@@ -33,7 +33,7 @@ from upriver.producer.bootstrap.users import Role
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.frameinfo import Durability
-from upriver.wire.names import DurabilityLevel, Feature
+from upriver.wire.protocol_enums import DurabilityLevel, Feature
 
 from .report import Failed, Row
 

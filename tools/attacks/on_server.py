@@ -32,7 +32,7 @@ from fairness import LARGE, MIB, Client
 
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
-from upriver.wire.names import Feature, OpenFlag
+from upriver.wire.protocol_enums import Feature, OpenFlag
 
 from .report import Row
 

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTION, named
 from ..settings.setting import Given, Setting, ValueKind, text_of
 from ..settings.vbucket_list import parse_vbuckets
-from ..wire.names import DIALECT_NAMES
+from ..wire.protocol_enums import DIALECT_NAMES
 
 _log = logging.getLogger("upriver.cli")
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError, UpriverError
-from .copy_comparison import Copies, Copy
+from .best_copy import Copies, Copy
 from .node_link import NodeLink
 from .placement import Row
 

@@ -27,8 +27,8 @@ from ..errors import AuthenticationFailed, ConnectionFailed, Status, StatusError
 from ..model import VBucketState
 from . import cluster_state, node_files, reconcile
 from . import status_report as shown
+from .best_copy import Copies, Copy
 from .cluster_state import ClusterState, NodeEntry
-from .copy_comparison import Copies, Copy
 from .node_leases import Leases
 from .node_link import NodeLink
 from .node_processes import Processes

@@ -17,9 +17,9 @@ from typing import Any, Final
 from ..errors import ConfigError, UpriverError
 from . import failover_candidates, placement
 from . import status_report as shown
+from .best_copy import Copies
 from .cluster_state import MAX_NODES, NodeEntry
 from .command_queue import Audience, CommandQueue, ProgressDeadline, RunningCommand
-from .copy_comparison import Copies
 from .manager import Manager
 from .placement import Row
 from .rebalance import Moving

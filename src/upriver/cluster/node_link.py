@@ -20,8 +20,8 @@ from ..model import Datatype, FailoverLog, VBucketState
 from ..session.conversation import Conversation
 from ..wire import kv_messages as kv
 from ..wire import messages as m
-from ..wire.names import RequestedState
-from .copy_comparison import Copy
+from ..wire.protocol_enums import RequestedState
+from .best_copy import Copy
 from .raw_connection import Endpoint
 
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.framing import Framer
-from ..wire.names import Feature, OpenFlag
+from ..wire.protocol_enums import Feature, OpenFlag
 
 #: Bytes that are read at once, and the size of the send buffer above which sending waits.
 _READ: Final = 256 * 1024

@@ -23,9 +23,9 @@ from typing import Any, Final, Protocol
 
 from ..errors import ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
-from ..wire.names import StreamFlag
+from ..wire.protocol_enums import StreamFlag
+from .best_copy import Copy
 from .command_queue import ProgressDeadline, RunningCommand
-from .copy_comparison import Copy
 from .node_link import NodeLink
 from .placement import Row
 from .raw_connection import Endpoint

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from ..model import VBucketState
-from .copy_comparison import Copies, Copy, CopyStanding, best, compare
+from .best_copy import Copies, Copy, CopyStanding, best, compare
 from .placement import Row
 
 _DEAD = Copy(VBucketState.DEAD)

@@ -17,7 +17,7 @@ from ..errors import ConnectionFailed, Status, UpriverError
 from ..wire import messages as m
 from ..wire.dialects import Dcp
 from ..wire.header import FLEX_RESPONSE, RESPONSE, vbucket_of
-from ..wire.names import Command, StreamFlag
+from ..wire.protocol_enums import Command, StreamFlag
 from .raw_connection import CONSUMER, PRODUCER, Endpoint, Wire
 
 _DIALECT: Final = Dcp(collections=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from ..model import VBucketState
+from .best_copy import Copies
 from .cluster_state import ClusterState, NodeEntry
-from .copy_comparison import Copies
 
 #: Vbuckets are in trouble by the hundred, for the same reason.
 _VBUCKETS_SHOWN: Final = 8

@@ -14,7 +14,7 @@ from .. import _entropy
 from ..errors import ConfigError
 from ..session.stream_position import Position
 from ..wire.dialects.by_name import DIALECTS
-from ..wire.names import DIALECT_NAMES, DialectName
+from ..wire.protocol_enums import DIALECT_NAMES, DialectName
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore
 
 #: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from ..errors import UpriverError
 from .event_detection import EventDetector
-from .figures import FORMAT, PipelineFigures, ServerFigures, StatsDocument
+from .figure_types import FORMAT, PipelineFigures, ServerFigures, StatsDocument
 from .history import History
 
 logger = logging.getLogger("upriver.dashboard")

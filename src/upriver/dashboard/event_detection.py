@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .figures import STATE_LETTERS, BucketFigures, EventFigures, PipelineFigures, ServerFigures
+from .figure_types import STATE_LETTERS, BucketFigures, EventFigures, PipelineFigures, ServerFigures
 
 #: The number of events that are kept: a few screens.
 _KEPT: Final = 200

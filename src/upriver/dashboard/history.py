@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from .figures import (
+from .figure_types import (
     HistoryFigures,
     LagFigures,
     PipelineFigures,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from .figure_check import checked
-from .figures import BatchFigures, PipelineFigures
+from .figure_types import BatchFigures, PipelineFigures
 
 #: The most bytes that one call reads (some thousand batches); older ones are skipped.
 _MOST: Final = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from typing import Final
 
 from .. import __version__
 from .._extras import extra
-from .figures import (
+from .figure_types import (
     STATE_LETTERS,
     BatchFigures,
     BucketFigures,

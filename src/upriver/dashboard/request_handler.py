@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, urlsplit
 from .._hosts import is_loopback
 from ..errors import UpriverError
 from .collector import Collector
-from .figures import DocumentDetail, StatsDocument
+from .figure_types import DocumentDetail, StatsDocument
 from .prometheus_metrics import exposition
 from .server_interface import WatchedServer, visible
 from .sign_in import COOKIE, Sessions, basic_credentials, cookie_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .figures import DocumentDetail, StatsDocument, VBucketDetail
+from .figure_types import DocumentDetail, StatsDocument, VBucketDetail
 
 
 class WatchedServer(Protocol):

@@ -21,7 +21,7 @@ from ..wire.dialects import Dcp, Dialect
 from ..wire.enum_codes import DURABILITY_LEVELS
 from ..wire.flatbuffer_events import StoredEvent, flatbuffer_event
 from ..wire.frameinfo import FrameInfo, StreamId
-from ..wire.names import OpenFlag
+from ..wire.protocol_enums import OpenFlag
 from ..wire.stored_prepares import StoredPrepare
 from .collection_filter import FilterKind, StreamFilter
 from .producer_options import ProducerOptions

@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..wire import kv_messages as kv
 from ..wire.messages import PlainResponse, Response
-from ..wire.names import Feature
+from ..wire.protocol_enums import Feature
 from .conversation import Compute, Conversation
 from .sasl_client import SCRAM_DIGESTS, ScramClient, cram_md5
 from .saslprep import prepare

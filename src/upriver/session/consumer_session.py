@@ -21,7 +21,7 @@ from ..model import NO_END, FailoverLog, StreamOffset
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
-from ..wire.names import Command
+from ..wire.protocol_enums import Command
 from .consumer_events import (
     Answered,
     Event,
@@ -32,11 +32,11 @@ from .consumer_events import (
     StreamOpened,
     StreamRefused,
 )
+from .inbound_row_checks import RowCheck
 from .inbound_rows import inbound_for
 from .inbound_stream_messages import InboundStreamMessages
 from .requested_stream import RequestedStream, StreamOptions, broken_rule
 from .rollback_point import agree, lowered
-from .row_rules import RowCheck
 from .stream_position import Position, PositionTracker
 from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State

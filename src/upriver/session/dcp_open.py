@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import Status, StatusError
 from ..wire import messages as m
 from ..wire.dialects import Dialect
-from ..wire.names import OpenFlag
+from ..wire.protocol_enums import OpenFlag
 from .client_handshake import STREAM_ROLE, refusal_context
 from .conversation import Conversation
 

@@ -12,7 +12,7 @@ from typing import Final
 from ..wire.dialects import Dcp
 from ..wire.framing import packet_length
 from ..wire.header import FLEX_REQUEST, REQUEST
-from ..wire.names import Command
+from ..wire.protocol_enums import Command
 
 _NOOP: Final = Dcp.table.opcodes[Command.STREAM_NOOP]
 _PREPARE: Final = Dcp.table.opcodes[Command.PREPARE]

@@ -6,11 +6,11 @@ from typing import Final
 
 from ..model import NO_END, Snapshot, StreamEndReason
 from ..wire import messages as m
-from ..wire.names import MarkerFlag, OsoFlag
+from ..wire.protocol_enums import MarkerFlag, OsoFlag
 from ..wire.system_events import NamedEvent, named_event
 from .consumer_events import Flushed, StateAsked, SyncWrite, SystemHappened
+from .inbound_row_checks import RowCheck
 from .requested_stream import RequestedStream, broken_rule
-from .row_rules import RowCheck
 
 _SYSTEM: Final = (
     m.CollectionCreated,

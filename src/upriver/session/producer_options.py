@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from ..errors import Status
-from ..wire.names import OpenFlag
+from ..wire.protocol_enums import OpenFlag
 from .flow_control import SendWindow
 from .keepalive import ProducerKeepalive
 

@@ -9,7 +9,7 @@ from ..errors import StreamRuleBroken
 from ..model import NO_END, FailoverLog, Snapshot
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
-from ..wire.names import StreamFlag
+from ..wire.protocol_enums import StreamFlag
 from .stream_position import Position, PositionTracker
 from .stream_states import CONSUMER, ConsumerEvent, next_state
 from .stream_states import ConsumerState as State

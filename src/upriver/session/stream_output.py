@@ -30,7 +30,7 @@ from ..wire.columns import Part, Selection, patch_opaque, select
 from ..wire.dialects import Dcp, Dialect, SnapshotStyle
 from ..wire.enum_codes import DRAFT_STATES
 from ..wire.framing import packet_length
-from ..wire.names import MarkerFlag, OsoFlag
+from ..wire.protocol_enums import MarkerFlag, OsoFlag
 from ..wire.stored_prepares import is_hidden
 from .change_writer import ChangeWriter, Shape, ValueMode
 from .collection_filter import FilterKind, StreamFilter

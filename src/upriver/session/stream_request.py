@@ -16,7 +16,7 @@ from typing import Final
 from ..errors import Status
 from ..model import NO_END, FailoverLog, Snapshot, StreamOffset, VBucketState, rollback_point
 from ..wire.messages import StreamRequest
-from ..wire.names import OpenFlag, StreamFlag
+from ..wire.protocol_enums import OpenFlag, StreamFlag
 from .collection_filter import (
     FilterKind,
     FilterRefused,

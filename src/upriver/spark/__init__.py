@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from .functions.retract_stream import retract
     from .query_metrics import SourceListener
+    from .tables.delta_table_reader import read_table
     from .tables.pipelines import changelog, history, mirror
     from .tables.repair import repair
-    from .tables.table_source import read_table
     from .tables.verify import verify
 
     #: The schema of the source's rows with default options.
@@ -52,7 +52,7 @@ _late = lazily(
         "changelog": ".tables.pipelines",
         "history": ".tables.pipelines",
         "mirror": ".tables.pipelines",
-        "read_table": ".tables.table_source",
+        "read_table": ".tables.delta_table_reader",
         "repair": ".tables.repair",
         "retract": ".functions.retract_stream",
         "verify": ".tables.verify",

@@ -42,7 +42,7 @@ from .writes.change_requests import (
     WithMeta,
     document_key,
 )
-from .writes.sync_writes import Completion, CompletionKind
+from .writes.prepared_writes import Completion, CompletionKind
 
 __all__ = [
     "AbortPrepared",

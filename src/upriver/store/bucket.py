@@ -17,7 +17,7 @@ from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import canonical
 from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
-from . import consistency_check, document_versions, rollback, sync_write_status, vbucket_changes
+from . import consistency_check, document_versions, prepare_lookup, rollback, vbucket_changes
 from .background_tasks import Maintenance
 from .bucket_core import BucketCore, SeqnoListener
 from .bucket_environment import MACHINE, Platform
@@ -33,7 +33,7 @@ from .vbucket import PendingPrepare, VBucket, VBucketStats, collection_highs
 from .writes.change_requests import Applied, ChangeRequest, Expire, Outcome
 from .writes.commit_threads import Ticker
 from .writes.operation_checks import check_key
-from .writes.sync_writes import Completion
+from .writes.prepared_writes import Completion
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Reader)
@@ -245,16 +245,14 @@ class Bucket:
     def completion(self, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:
         """Returns whether the prepare of ``key`` at ``prepared_seqno`` was committed or aborted."""
         engine = self._core.engine
-        return self._query(
-            lambda: sync_write_status.completion(engine, vbucket, key, prepared_seqno)
-        )
+        return self._query(lambda: prepare_lookup.completion(engine, vbucket, key, prepared_seqno))
 
     def visible_until(self, vbucket: int, seqno: int) -> int:
         """Returns the last seqno at most ``seqno`` of a change other than a prepare or abort."""
         stats = self.vbucket_stats(vbucket)
         if stats.visible_seqno <= seqno:
             return stats.visible_seqno
-        return sync_write_status.last_visible(self._core.engine, vbucket, seqno)
+        return prepare_lookup.last_visible(self._core.engine, vbucket, seqno)
 
     def last_sync_write(self, vbucket: int) -> int:
         """Returns the highest seqno of any prepare or abort that the vbucket has or had."""

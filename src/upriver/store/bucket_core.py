@@ -29,7 +29,7 @@ from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid
 from .writes import operations, system_events
 from .writes.cas_clock import HybridClock
 from .writes.change_requests import ChangeRequest, Outcome
-from .writes.sync_writes import load_prepares
+from .writes.prepared_writes import load_prepares
 from .writes.write_group import WriteGroup
 
 logger = logging.getLogger("upriver.store")

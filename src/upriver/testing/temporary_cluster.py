@@ -13,7 +13,7 @@ from ..cluster.cluster_start import create, start_manager
 from ..cluster.control_socket import call
 from ..cluster.node_processes import Processes, reap
 from ..consumer.transport.connection_string import Source
-from ..consumer.writing.document_edits import Edit, removal, upsert
+from ..consumer.writing.write_operations import Edit, removal, upsert
 from ..consumer.writing.writer import Writer, WriterSettings
 from ..errors import ConnectionFailed
 

@@ -19,7 +19,7 @@ from . import leb128
 from .dialects.dcp import Dcp
 from .framing import packet_length
 from .header import HEADER_SIZE, REQUEST, STORED_HEADER
-from .names import Command
+from .protocol_enums import Command
 
 __all__ = [
     "NRU",

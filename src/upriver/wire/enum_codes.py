@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import Status
 from ..model import Datatype, StreamEndReason, VBucketState
-from .names import DurabilityLevel, Feature, RequestedState
+from .protocol_enums import DurabilityLevel, Feature, RequestedState
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import Status
 from .enum_codes import DURABILITY_LEVELS
-from .names import DurabilityLevel
+from .protocol_enums import DurabilityLevel
 
 _U16 = struct.Struct(">H")
 

@@ -17,7 +17,7 @@ from ..errors import Status
 from ..model import Datatype
 from .enum_codes import Codes
 from .messages import Message, Response
-from .names import Command
+from .protocol_enums import Command
 
 
 @dataclass(frozen=True, slots=True)

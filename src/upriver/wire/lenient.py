@@ -18,7 +18,7 @@ from .dialects.memcached import MemcachedDialect
 from .framing import HEADER_002_SIZE
 from .header import HEADER_SIZE, MAGICS, REQUEST, Header, pack_header, parse_header
 from .messages import BareHeader, Message, PlainResponse, Response, UnknownCommand
-from .names import Command
+from .protocol_enums import Command
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from . import canonical
 from .dialects.dcp import Dcp
 from .header import HEADER_SIZE, REQUEST, STORED_HEADER
-from .names import Command
+from .protocol_enums import Command
 
 _PREPARE_OPCODE: Final = Dcp.table.opcodes[Command.PREPARE]
 _ABORT_OPCODE: Final = Dcp.table.opcodes[Command.ABORT]

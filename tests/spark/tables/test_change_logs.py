@@ -19,10 +19,10 @@ from tablekit import (
 
 from upriver.errors import ConfigError
 from upriver.spark.functions.fold import fold
+from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.table_source import read_table
-from upriver.spark.tables.upkeep import retention
+from upriver.spark.tables.upkeep import version_retention
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
@@ -87,7 +87,7 @@ def test_tables_are_compacted_under_a_running_pipeline(
         bucket.write(0, b"hot", b"last")
         mirror(spark, source=producer.source, table=table, once=True, compact_every=0).wait()
         # what a batch wrote that met a compaction is named by no commit, and goes after a while
-        monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(0))
+        monkeypatch.setattr(version_retention, "_IN_FLIGHT", timedelta(0))
         (done,) = compact(TablePlace.parse(table), seconds=0)
         assert (done.files_before > 1, done.files_after) == (True, 1)
         left = {path.name for path in table.rglob("*.parquet") if "_delta_log" not in path.parts}

@@ -24,7 +24,7 @@ from tablekit import (
 from upriver.errors import ConfigError
 from upriver.spark.functions.fold import fold
 from upriver.spark.tables import table_set
-from upriver.spark.tables.table_source import read_table
+from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.upkeep import compaction
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer

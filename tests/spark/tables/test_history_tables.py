@@ -13,10 +13,10 @@ from tablekit import PATIENCE, ModelledBucket, require_history
 from test_killed_drivers import kill_a_driver
 
 from upriver.errors import ConfigError
+from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.pipelines import history
 from upriver.spark.tables.repair import repair
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

@@ -12,11 +12,11 @@ from tablekit import PATIENCE, ModelledBucket, caught_up, crashed, documents_of,
 from upriver.errors import ConfigError
 from upriver.spark.functions.fold import fold
 from upriver.spark.tables import table_set
+from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.progress import read_progress
-from upriver.spark.tables.table_source import read_table
 from upriver.spark.tables.upkeep import compaction
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import verify

@@ -37,7 +37,7 @@ from upriver.spark.tables.pipeline import Pipeline
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
 from upriver.spark.tables.settings import PipelineSettings
-from upriver.spark.tables.upkeep import compaction, retention
+from upriver.spark.tables.upkeep import compaction, version_retention
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.testing import TemporaryProducer
 
@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens seldom in large tables happens often in these."""
     monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
-    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(0))
+    monkeypatch.setattr(version_retention, "_IN_FLIGHT", timedelta(0))
 
 
 def started(bucket: ModelledBucket, table: Path, on_step: Any = None, **options: Any) -> Pipeline:
@@ -641,10 +641,10 @@ def test_what_the_first_batch_of_a_table_left_is_removed(
 
     made = {"_default._default", "_default._default/_upriver/index", "_upriver/dead_letters"}
     assert left() == {*made, "notes", "other"}
-    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(hours=1))
+    monkeypatch.setattr(version_retention, "_IN_FLIGHT", timedelta(hours=1))
     compact(TablePlace(Storage.parse(table)), seconds=0.0)
     assert left() == {*made, "notes", "other"}  # a batch may be about to commit them
-    monkeypatch.setattr(retention, "_IN_FLIGHT", timedelta(0))
+    monkeypatch.setattr(version_retention, "_IN_FLIGHT", timedelta(0))
     cared = compact(TablePlace(Storage.parse(table)), seconds=0.0)
     assert left() == {"notes", "other"}
     removed = {Path(one.path).name: one.vacuumed for one in cared}

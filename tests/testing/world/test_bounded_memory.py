@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from upriver.testing.world import SINGLE, Plan, Violation, World
-from upriver.testing.world.memory import check_memory
+from upriver.testing.world.memory_bounds import check_memory
 
 
 def running() -> World:

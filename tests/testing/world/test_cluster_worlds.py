@@ -23,7 +23,7 @@ from upriver.testing.world.containers import check_bounded
 from upriver.testing.world.flush_oracle import FlushOracle
 from upriver.testing.world.linearizability import FLUSH
 from upriver.testing.world.reigns import Reigns
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 
 
 def scripted(*steps: Step, replicas: int = 1) -> Plan:

@@ -14,7 +14,7 @@ from upriver.errors import ConnectionFailed, Status
 from upriver.producer.keyvalue.durability_requirements import CopyNames
 from upriver.testing.world import CLUSTER, ClusterWorld, Plan, Scope, Step
 from upriver.testing.world.linearizability import Operation
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 
 #: Long enough for a removal and a failover while a node does not answer its manager.
 SCOPE = replace(CLUSTER, seconds=40.0)

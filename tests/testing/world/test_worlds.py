@@ -27,7 +27,7 @@ from upriver.testing.world import (
     run,
     shrink,
 )
-from upriver.wire.names import DurabilityLevel
+from upriver.wire.protocol_enums import DurabilityLevel
 
 #: Seeds of every scope that run with the other tests.
 SEEDS = {"single": range(60), "cluster": range(12), "table": range(12)}

@@ -23,7 +23,7 @@ from ..wait_messages import waiting_for
 if TYPE_CHECKING:
     from ...consumer.checkpoints.position_check import PositionVerdict
     from ...consumer.transport.access import Access
-    from ...wire.names import DialectName
+    from ...wire.protocol_enums import DialectName
 
 _COLUMNS: Final = ("vbucket", "at", "would go on", "because", "behind")
 

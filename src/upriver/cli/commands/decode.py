@@ -22,7 +22,7 @@ from ...wire.dissect import FieldView, dissect
 from ...wire.framing import Framer
 from ...wire.lenient import LenientReading, read_as, readings
 from ...wire.messages import Message, Response
-from ...wire.names import DIALECT_NAMES, Command
+from ...wire.protocol_enums import DIALECT_NAMES, Command
 from ..decode.hex_dump_parser import pieces_of_file, pieces_of_text
 from ..decode.packet_captures import is_capture, pieces_of_capture
 from ..setting_options import json_option

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...consumer.client import Consumer
     from ...consumer.reader_settings import Start
     from ...consumer.transport.access import Access
-    from ...wire.names import DialectName
+    from ...wire.protocol_enums import DialectName
     from ..tail.change_text import Lines
 
 #: As the rules of groups have it, which are not imported to show help.

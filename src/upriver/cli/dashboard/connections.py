@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ...dashboard.figures import ConnectionFigures, StreamFigures
+from ...dashboard.figure_types import ConnectionFigures, StreamFigures
 from ...errors import StoreError
 from ...model import NO_END
 from ...producer.statistics import BucketView, ConnectionView, StreamView

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...consumer.topology.cluster_map import vbucket_of
-from ...dashboard.figures import CollectionFigures, DocumentDetail, VersionFigures
+from ...dashboard.figure_types import CollectionFigures, DocumentDetail, VersionFigures
 from ...errors import Status, StoreError, StoreRefusal
 from ...model import Datatype, VBucketState
 from ...producer.statistics import BucketView

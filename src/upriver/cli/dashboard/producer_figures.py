@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ... import __version__
-from ...dashboard.figures import (
+from ...dashboard.figure_types import (
     STATE_LETTERS,
     BranchFigures,
     BucketFigures,

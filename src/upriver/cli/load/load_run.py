@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ...consumer.writing.document_edits import Overwrite
+from ...consumer.writing.write_operations import Overwrite
 from ...consumer.writing.writer import Writer, WriterSettings
 from .document_sources import BadLine, KeyAndBody
 

@@ -28,7 +28,7 @@ from ...model import NO_END
 from ...session.consumer_session import ConsumerSession
 from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
-from ...wire.names import StreamFlag
+from ...wire.protocol_enums import StreamFlag
 from ..reader_settings import ConsumerSettings, RollbackPolicy
 from ..topology.cluster_questions import renew_map
 from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final
@@ -36,8 +36,8 @@ from ..topology.discovery import Discovery
 from ..transport.access import Access
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
+from ..transport.background_errors import FaultGuard
 from ..transport.connection_string import Address, Source
-from ..transport.fault_guard import FaultGuard
 from .inbox import Assigned, Delivery, Failed, Finished
 from .map_watch import MapWatch
 from .persistence_gate import PersistenceGate

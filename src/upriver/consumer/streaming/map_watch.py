@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ...session.consumer_session import ConsumerSession
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..topology.cluster_map import ClusterMap
 from ..topology.cluster_view import Backoff, Topology
 from ..transport.async_connection import AsyncConnection

@@ -40,7 +40,7 @@ from ...wire import messages as m
 from ..reader_settings import RollbackPolicy
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
-from ..transport.fault_guard import as_upriver_error
+from ..transport.background_errors import as_upriver_error
 from .inbox import Delivery
 from .vbucket_fetch_state import VBucketFetchState
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ...errors import ConnectionFailed, ProtocolError, Status, StatusError, UpriverError
 from ...model import FailoverLog
 from ...session.conversation import Conversation
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..transport.connection_string import Address
 from .cluster_view import (
     NODE_TROUBLE,

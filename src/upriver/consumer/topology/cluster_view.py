@@ -27,7 +27,7 @@ from ...errors import (
     UpriverError,
 )
 from ...session.conversation import Conversation
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network, Node
 from .collection_names import Collections

@@ -23,7 +23,7 @@ from ...errors import (
 from ...model import StreamOffset
 from ...session.conversation import Conversation
 from ...session.stream_position import Position
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..checkpoints.checkpoint import Checkpoint
 from ..reader_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection

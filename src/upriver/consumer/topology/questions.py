@@ -26,7 +26,7 @@ from ...session.conversation import MORE, Conversation
 from ...session.dcp_open import refused
 from ...wire import kv_messages as kv
 from ...wire import messages as m
-from ...wire.names import RequestedState
+from ...wire.protocol_enums import RequestedState
 from .collection_names import Collections
 
 _T = TypeVar("_T")

@@ -17,7 +17,7 @@ from ... import __version__
 from ...errors import ConfigError
 from ...session.client_handshake import Credentials, Introduction
 from ...wire.agent_names import AgentName
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from .connection_string import Source
 
 #: The name of the client in server logs.

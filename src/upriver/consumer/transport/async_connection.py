@@ -32,7 +32,7 @@ from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.framing import Framer
-from ...wire.names import Command, Feature
+from ...wire.protocol_enums import Command, Feature
 from ..reader_settings import ConsumerSettings
 from .access import Access, introduction
 from .connect_errors import lost_connection, named, no_tls, unreachable

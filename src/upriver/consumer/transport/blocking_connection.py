@@ -22,7 +22,7 @@ from ...wire.dialects import Dcp
 from ...wire.fast_stat_response import quick_statistic
 from ...wire.framing import Framer
 from ...wire.messages import Request, Response
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,

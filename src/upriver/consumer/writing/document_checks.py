@@ -1,6 +1,6 @@
 """Checks of keys and values before they are sent, and the errors of refused requests.
 
-The edits of a writer (`document_edits`) and the single requests of `documents` share them.
+The edits of a writer (`write_operations`) and the single requests of `documents` share them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ...model import Datatype
 from ...session.conversation import Conversation
 from ...wire import kv_messages as kv
 from ...wire.messages import Response
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ...wire.values import unwrap
 from ..topology.cluster_map import ClusterMap, vbucket_of
 from ..topology.cluster_questions import ask_owners, renew_map

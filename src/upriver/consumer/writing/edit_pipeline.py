@@ -25,10 +25,10 @@ from ...model import Datatype
 from ...wire import kv_messages as kv
 from ...wire.header import REQUEST, Header, pack_header
 from ...wire.messages import Response
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..transport.blocking_connection import BlockingConnection
-from .document_edits import Edit
 from .fast_responses import quick_answer
+from .write_operations import Edit
 
 #: A round is full at this many bytes, or at its number of edits, whichever comes first. Servers
 #: commit what they have read as one group, so a round has the size of an efficient group.

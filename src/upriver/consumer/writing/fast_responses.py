@@ -12,8 +12,8 @@ from typing import Final
 from ...model import Datatype
 from ...wire import kv_messages as kv
 from ...wire.header import HEADER_SIZE, RESPONSE, parse_header
-from ...wire.names import Command
-from .document_edits import Form
+from ...wire.protocol_enums import Command
+from .write_operations import Form
 
 #: The success status in every dialect.
 _SUCCESS: Final = 0

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final
 
 from ...errors import Status, StatusError
-from ...wire.names import WithMetaOption
+from ...wire.protocol_enums import WithMetaOption
 from .document_checks import request_name
-from .document_edits import (
+from .write_operations import (
     Ask,
     Edit,
     EditOutcome,

@@ -44,8 +44,8 @@ from ..transport.blocking_connection import (
 )
 from ..transport.connection_string import Address, Source
 from .document_checks import request_name
-from .document_edits import Edit, EditOutcome
 from .edit_pipeline import EditPipeline
+from .write_operations import Edit, EditOutcome
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from ...wire.dialects import Dialect
 from ...wire.dialects.keyvalue import RETIRED_OPCODES
 from ...wire.frameinfo import UnknownFrameInfo
 from ...wire.header import Header
-from ...wire.names import Command, Feature, StreamFlag
+from ...wire.protocol_enums import Command, Feature, StreamFlag
 from ..connections.client_info import ClientInfo
 from ..keyvalue import ADMINISTERS, READS, STREAMS, WRITES
 from ..keyvalue.durability_requirements import durability_of

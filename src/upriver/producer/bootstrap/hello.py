@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

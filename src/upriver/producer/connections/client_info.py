@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...session.producer_options import ProducerOptions
 from ...store import Bucket
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 
 
 @dataclass(slots=True, kw_only=True)

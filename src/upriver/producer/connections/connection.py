@@ -24,7 +24,7 @@ from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect, DialectPin, Draft001
 from ...wire.dialects.draft002 import opaque_of
 from ...wire.header import parse_header
-from ...wire.names import Command, Feature
+from ...wire.protocol_enums import Command, Feature
 from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, Delayed, InThread
 from ..dcp.replica_commands import is_from_producer
 from ..dcp.stream_commands import StreamCommands

@@ -25,7 +25,7 @@ from ...store import Applied, Bucket, ChangeRequest, Outcome
 from ...wire import messages as m
 from ...wire.dialects import Dialect
 from ...wire.frameinfo import Durability
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..bootstrap.bootstrap_commands import Delayed, InThread
 from ..keyvalue import Answer, BackgroundWork, Blocking, KeyValue, Later, Now, Several, Write
 from ..keyvalue.command_counts import counts_of

@@ -26,7 +26,7 @@ from ...session.stream_states import ProducerState as State
 from ...store import Backfill, Bucket, FrameChunk
 from ...wire import canonical
 from ...wire.header import cas_of
-from ...wire.names import Command, MarkerFlag, OsoFlag
+from ...wire.protocol_enums import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
 from .dropped_documents import without_dropped
 from .visible_end import VisibleEnd

@@ -6,7 +6,7 @@ import json
 
 from ...model import Datatype
 from ...wire import messages as m
-from ...wire.names import OpenFlag
+from ...wire.protocol_enums import OpenFlag
 
 
 def open_value_problem(request: m.Open) -> str:

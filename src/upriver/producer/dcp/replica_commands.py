@@ -37,7 +37,7 @@ from ...store import Bucket
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.header import FLEX_REQUEST, REQUEST
-from ...wire.names import Command, StreamFlag
+from ...wire.protocol_enums import Command, StreamFlag
 from .replica_writer import ReplicaWriter
 from .stream_commands import ACKNOWLEDGE_SEQNOS
 

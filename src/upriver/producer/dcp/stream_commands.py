@@ -30,7 +30,7 @@ from ...session.stream_states import ProducerState
 from ...store import Bucket
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
-from ...wire.names import Command, Feature, OpenFlag, StreamFlag
+from ...wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 from ..connections.client_info import ClientInfo
 from ..connections.traffic_counters import Traffic
 from ..server_settings import PeerRelease

@@ -1,9 +1,9 @@
 """Key-value commands: turn a decoded request and a bucket into responses. No sockets here."""
 
 from .dispatch import KeyValue
+from .handler_results import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several, Write
 from .request_context import NodeView
 from .required_roles import ADMINISTERS, READS, STREAMS, WRITES
-from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several, Write
 
 __all__ = [
     "ADMINISTERS",

@@ -16,8 +16,8 @@ from ...errors import Status, StoreRefusal
 from ...store import Bucket, Collection, Manifest, Scope
 from ...wire import kv_messages as kv
 from ...wire.messages import Request
+from .handler_results import Answer, BackgroundWork, Blocking, Now, Responses
 from .request_context import Call
-from .responses import Answer, BackgroundWork, Blocking, Now, Responses
 
 _DEFAULT: Final = "_default"
 #: Names of scopes and collections allowed in a manifest or a path. The names that this node creates

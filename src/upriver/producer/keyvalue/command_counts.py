@@ -14,7 +14,7 @@ from ...errors import Status
 from ...store import Bucket
 from ...wire import kv_messages as kv
 from ...wire.messages import Request
-from .responses import Responses
+from .handler_results import Responses
 
 #: A quiet read sends no response when it finds nothing; a quiet write sends none when it succeeds.
 _READS: Final = (kv.Get, kv.GetAndTouch)

@@ -14,7 +14,7 @@ from ...errors import Status, StoreError, StoreRefusal
 from ...store import Bucket
 from ...wire import frameinfo as f
 from ...wire.messages import Request
-from ...wire.names import DurabilityLevel
+from ...wire.protocol_enums import DurabilityLevel
 from ..connections.client_info import ClientInfo
 from . import (
     collection_commands,
@@ -29,9 +29,9 @@ from .command_counts import counts_of
 from .document_locks import Locks
 from .durability_requirements import PreparedWrite
 from .frame_rules import DURABLE, KEEPS_EXPIRY
+from .handler_results import Answer, Blocking, Later, Now, Responses, Several, Write
 from .range_scans import RangeScans
 from .request_context import Call, NodeView
-from .responses import Answer, Blocking, Later, Now, Responses, Several, Write
 from .subdoc import commands as subdoc_commands
 
 logger = logging.getLogger("upriver.producer")

@@ -14,11 +14,11 @@ from ...wire import canonical
 from ...wire import kv_messages as kv
 from ...wire.canonical import CanonicalChange
 from ...wire.messages import Request, Response
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ...wire.stored_prepares import is_hidden
 from . import document_values
+from .handler_results import Answer, BackgroundWork, Blocking, Now, Responses, Write
 from .request_context import Call, key_of
-from .responses import Answer, BackgroundWork, Blocking, Now, Responses, Write
 
 #: The version of the metadata response that includes the datatype.
 _META_WITH_DATATYPE: Final = 2

@@ -14,7 +14,7 @@ from ...model import Datatype
 from ...wire import values
 from ...wire.json_text import is_json
 from ...wire.limits import MAX_CHECKED_JSON
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from ..connections.client_info import ClientInfo
 
 #: All datatypes, built once: constructing an enum member costs more than the rest of a conversion.

@@ -28,8 +28,8 @@ from ...wire import kv_messages as kv
 from ...wire.frameinfo import PreserveTtl
 from ...wire.messages import Request
 from . import document_values
+from .handler_results import Answer, BackgroundWork, Blocking, Responses, Write
 from .request_context import Call, key_of
-from .responses import Answer, BackgroundWork, Blocking, Responses, Write
 
 #: How often a change is retried because another writer changed the document first. Each try waits
 #: for a group commit, so a document that is still contended after these is refused to the client.

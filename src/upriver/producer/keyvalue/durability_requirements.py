@@ -18,9 +18,9 @@ from ...store import Applied, ChangeRequest, ClientWrite, PrepareWrite
 from ...wire.enum_codes import DURABILITY_LEVELS
 from ...wire.frameinfo import Durability
 from ...wire.messages import Request
-from ...wire.names import DurabilityLevel
+from ...wire.protocol_enums import DurabilityLevel
+from .handler_results import MUTATION_TOKEN, Responses
 from .required_roles import ADMINISTERS, READS, WRITES
-from .responses import MUTATION_TOKEN, Responses
 
 #: Seconds until a write without a timeout of its own gives up, as on Couchbase Server.
 DEFAULT_SECONDS: Final = 10.0

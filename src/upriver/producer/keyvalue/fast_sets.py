@@ -16,8 +16,8 @@ from ...wire.dialects import Dcp
 from ...wire.header import REQUEST, RESPONSE
 from ...wire.json_text import is_json
 from ...wire.limits import MAX_KEY, MAX_PREFIXED_KEY
-from ...wire.names import Command
-from .responses import MUTATION_TOKEN
+from ...wire.protocol_enums import Command
+from .handler_results import MUTATION_TOKEN
 
 _SET: Final = Dcp.table.opcodes[Command.SET]
 _SETQ: Final = Dcp.table.opcodes[Command.SETQ]

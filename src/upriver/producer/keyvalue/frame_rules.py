@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...wire.names import Command as C
+from ...wire.protocol_enums import Command as C
 
 #: Sub-document commands that write.
 PATH_MUTATIONS: Final = frozenset(

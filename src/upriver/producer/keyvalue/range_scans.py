@@ -22,11 +22,11 @@ from ...store import Bucket, KeyScan, ScannedDocument
 from ...wire import kv_messages as kv
 from ...wire import leb128
 from ...wire.messages import PlainResponse, Request
-from ...wire.names import Feature
+from ...wire.protocol_enums import Feature
 from . import document_values
+from .handler_results import Answer, Later, Now, Responses, Several
 from .range_scan_request import Sampling, ScanRequest, parse
 from .request_context import Call
-from .responses import Answer, Later, Now, Responses, Several
 
 #: Scans of one bucket that may be open at the same time, and seconds that each may stay open. The
 #: time limit is that of Couchbase Server.

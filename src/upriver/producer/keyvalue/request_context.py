@@ -17,11 +17,11 @@ from ...store import Applied, Bucket, ChangeRequest, document_key
 from ...wire import kv_messages as kv
 from ...wire.dialects.dcp import Dcp
 from ...wire.messages import PlainResponse, Request
-from ...wire.names import Command, Feature
+from ...wire.protocol_enums import Command, Feature
 from ..connections.client_info import ClientInfo
 from .document_locks import Locks
 from .durability_requirements import CopyNames, PreparedWrite
-from .responses import Responses
+from .handler_results import Responses
 
 if TYPE_CHECKING:
     from .range_scans import RangeScans

@@ -18,8 +18,8 @@ from ...wire.enum_codes import STATUSES
 from ...wire.json_text import is_json
 from ...wire.messages import Request
 from .command_counts import counts_of
+from .handler_results import Answer, Responses, Several
 from .request_context import Call
-from .responses import Answer, Responses, Several
 
 _Stats = Iterator[tuple[str, object]]
 

@@ -11,10 +11,10 @@ from ...model import VBucketState
 from ...store import RecordKind
 from ...wire import kv_messages as kv
 from ...wire.messages import Request
-from ...wire.names import Feature, RequestedState
+from ...wire.protocol_enums import Feature, RequestedState
 from .durability_requirements import parse_topology
+from .handler_results import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several
 from .request_context import Call
-from .responses import Answer, BackgroundWork, Blocking, Later, Now, Responses, Several
 
 #: Seconds that a client may wait for a seqno to be on disk, as on Couchbase Server.
 _PERSISTENCE_TIMEOUT: Final = 30

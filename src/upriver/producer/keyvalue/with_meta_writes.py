@@ -14,11 +14,11 @@ from ...store import WithMeta
 from ...wire import kv_messages as kv
 from ...wire import values
 from ...wire.messages import Request
-from ...wire.names import WithMetaOption
+from ...wire.protocol_enums import WithMetaOption
 from . import document_values
 from .document_writes import datatype_of, live_record, written
+from .handler_results import Answer, Write
 from .request_context import Call, key_of
-from .responses import Answer, Write
 
 #: Nanoseconds by which the CAS of another cluster may be ahead of our clock, as on Couchbase
 #: Server. Later CAS values continue from it, so a CAS far ahead would move the clock forward

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ...consumer.writing.document_checks import WRITING, refused
-from ...consumer.writing.document_edits import (
+from ...consumer.writing.write_operations import (
     Edit,
     EditOutcome,
     EditSteps,

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...consumer.client import Consumer
 from ...consumer.reader_settings import ConsumerSettings
 from ...consumer.topology.cluster_map import vbucket_of
-from ...consumer.writing.document_edits import removal
 from ...consumer.writing.version_copies import restored_removal
+from ...consumer.writing.write_operations import removal
 from ...consumer.writing.writer import Writer
 from ...model import Op
 from ..options import WriteOptions

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from ...consumer.writing.document_checks import shown_key
-from ...consumer.writing.document_edits import (
+from ...consumer.writing.version_copies import copied, copied_removal
+from ...consumer.writing.write_operations import (
     Edit,
     SteppedEdit,
     checked_removal,
@@ -33,7 +34,6 @@ from ...consumer.writing.document_edits import (
     unless_dropped,
     upsert,
 )
-from ...consumer.writing.version_copies import copied, copied_removal
 from ...errors import ConfigError, UpriverError
 from ...model import Datatype, Op
 from ...settings.all_settings import COLUMN_ROLES

@@ -34,7 +34,7 @@ from .rows.row_shape import LETTERS, MirrorShape
 from .settings import SHAPE
 from .table_set import TableSet
 from .upkeep.compaction import Rewrite
-from .upkeep.retention import Window
+from .upkeep.version_retention import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

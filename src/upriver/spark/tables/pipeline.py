@@ -35,6 +35,7 @@ from .chosen_collections import (
 from .executors import Executors, ThisProcess
 from .format.open_table import Conflict
 from .format.storage import StorageFailed
+from .history_merge import MergeVersions, stays_up_to
 from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, AppendTask, Merge, TaskOutcome, files_of_groups
@@ -43,7 +44,6 @@ from .rows.row_shape import MirrorShape
 from .settings import SHAPE, PipelineSettings
 from .table_set import TableSet
 from .upkeep.table_maintenance import TableMaintenance
-from .versions import MergeVersions, stays_up_to
 
 _log = logging.getLogger(__name__)
 

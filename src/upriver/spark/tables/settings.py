@@ -17,7 +17,7 @@ from ...settings.setting import Given, camel, text_of
 from ..options import ReadOptions
 from ..source.offsets import SourceIdentity
 from .kinds import HISTORY_TABLE, KINDS, TableKind
-from .upkeep.retention import Window
+from .upkeep.version_retention import Window
 
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
 _BATCH: Final = "1000000"

@@ -34,7 +34,7 @@ from .merge import TaskOutcome
 from .older_versions import OlderVersions
 from .rows.row_shape import LETTERS
 from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
-from .upkeep.retention import Retention, Window
+from .upkeep.version_retention import Retention, Window
 
 _log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from ..options import ReadOptions
 from ..session import register
 from ..source.stream_driver import Driver
 from .commit_state import DEAD_LETTERS, positions_of
+from .delta_table_reader import read_table
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .kinds import KINDS
@@ -42,11 +43,10 @@ from .settings import (
     require_same,
 )
 from .table_set import TableSet
-from .table_source import read_table
 
 with extra("spark"):
     from .verify_source import GONE, documents_as_rows
-from .upkeep.retention import Window
+from .upkeep.version_retention import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

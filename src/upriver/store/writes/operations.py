@@ -20,7 +20,7 @@ from ...wire.stored_prepares import StoredPrepare
 from ..rocksdb_layout import RecordKind, StoredRecord, vbucket_key
 from ..vbucket import Progress
 from . import change_requests as c
-from . import replication, sync_writes
+from . import prepared_writes, replication
 from .bulk_inserts import insert_plain
 from .operation_checks import (
     check_cas,
@@ -31,7 +31,7 @@ from .operation_checks import (
     missing,
     unwrap,
 )
-from .sync_writes import current
+from .prepared_writes import current
 from .write_group import WriteGroup
 
 _U64: Final = 2**64
@@ -101,7 +101,7 @@ def _mutate(
         prepared = StoredPrepare(
             vbucket, seqno, rev, cas, flags, expiry, datatype, key, value, False, group.level
         )
-        return sync_writes.install_prepare(group, vbucket, progress, path, prepared)
+        return prepared_writes.install_prepare(group, vbucket, progress, path, prepared)
     frame = canonical.mutation(vbucket, seqno, rev, cas, flags, expiry, datatype, key, value)
     version = (seqno, rev, cas, flags, expiry, RecordKind.MUTATION, datatype)
     group.install(vbucket, progress, path, old, frame, version)
@@ -136,7 +136,7 @@ def _write_tombstone(
         prepared = StoredPrepare(
             vbucket, seqno, rev, cas, 0, group.now, datatype, key, value, True, group.level
         )
-        return sync_writes.install_prepare(group, vbucket, progress, path, prepared)
+        return prepared_writes.install_prepare(group, vbucket, progress, path, prepared)
     pack = canonical.deletion if kind == RecordKind.DELETION else canonical.expiration
     frame = pack(vbucket, seqno, rev, cas, group.now, datatype, key, value)
     version = (seqno, rev, cas, 0, group.now, kind, datatype)
@@ -356,8 +356,8 @@ _RULES: Final[dict[type[Any], Callable[[WriteGroup, Any], c.Applied]]] = {
     c.Expire: _expire,
     c.WithMeta: replication.with_meta,
     c.PrepareWrite: _prepare,
-    c.CommitPrepared: sync_writes.commit,
-    c.AbortPrepared: sync_writes.abort,
+    c.CommitPrepared: prepared_writes.commit,
+    c.AbortPrepared: prepared_writes.abort,
     c.Replicate: replication.replicate,
     c.ReplicateCommit: replication.replicate_commit,
     c.ReplicateAbort: replication.replicate_abort,

@@ -21,7 +21,7 @@ from ..rocksdb_layout import (
     vbucket_key,
 )
 from ..vbucket import Progress
-from . import sync_writes, system_events
+from . import prepared_writes, system_events
 from .change_requests import (
     Applied,
     BeginSnapshot,
@@ -32,7 +32,7 @@ from .change_requests import (
     WithMeta,
 )
 from .operation_checks import check_cas, check_key, check_value, live_record
-from .sync_writes import current, install_prepare, replace_prepared
+from .prepared_writes import current, install_prepare, replace_prepared
 from .write_group import WriteGroup
 
 _COPIES: Final = (VBucketState.REPLICA, VBucketState.PENDING)
@@ -140,12 +140,12 @@ def _replicate_prepare(group: WriteGroup, progress: Progress, path: bytes, frame
 
 def replicate_commit(group: WriteGroup, change: ReplicateCommit) -> Applied:
     """Commits a prepare that the active copy committed."""
-    return sync_writes.replicate_commit(group, _open_awaiting(group, change), change)
+    return prepared_writes.replicate_commit(group, _open_awaiting(group, change), change)
 
 
 def replicate_abort(group: WriteGroup, change: ReplicateAbort) -> Applied:
     """Aborts a prepare that the active copy aborted."""
-    return sync_writes.replicate_abort(group, _open_awaiting(group, change), change)
+    return prepared_writes.replicate_abort(group, _open_awaiting(group, change), change)
 
 
 def _open_awaiting(group: WriteGroup, change: ReplicateCommit | ReplicateAbort) -> Progress:

@@ -22,7 +22,7 @@ from ...consumer.streaming.inbox import Closed, Delivery
 from ...consumer.transport import blocking_connection
 from ...spark.source import task_reader
 from ...spark.tables import lease, pipeline
-from ...spark.tables.upkeep import retention
+from ...spark.tables.upkeep import version_retention
 from .network import Network
 from .scheduler import Process
 from .threads import (
@@ -66,7 +66,7 @@ def machine(
         (lease, {"threading": threading_, "os": SimpleNamespace(getpid=_pid)}),
         (lease, {"socket": SimpleNamespace(gethostname=_host), "_boot": lambda: "boot"}),
         (lease, {"_started": _started_by(is_running)}),
-        (retention, {"ThreadPoolExecutor": _OneAfterTheOther}),
+        (version_retention, {"ThreadPoolExecutor": _OneAfterTheOther}),
         *((module, {"Consumer": make}) for module in reading),
         (task_reader, {"keep": lambda key, consumer: consumer.close()}),
     ]

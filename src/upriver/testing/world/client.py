@@ -22,7 +22,7 @@ from ...wire import kv_messages as kv
 from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.frameinfo import Durability
-from ...wire.names import DurabilityLevel
+from ...wire.protocol_enums import DurabilityLevel
 from .linearizability import EXPIRE, FLUSH, Operation
 
 #: The operations that clients make.

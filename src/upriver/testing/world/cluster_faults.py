@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, cast
 
-from ...wire.names import DurabilityLevel
+from ...wire.protocol_enums import DurabilityLevel
 from .client import Wish
 from .cluster_world import ClusterWorld
 from .linearizability import FLUSH

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from ...store import SyncMode
-from ...wire.names import DurabilityLevel
+from ...wire.protocol_enums import DurabilityLevel
 from .client import KINDS
 from .network import NetworkSettings
 

@@ -24,7 +24,7 @@ from ...spark.tables.upkeep import manual_maintenance
 from .blocking import machine, replaced
 from .faults import FAULTS
 from .history import Violation
-from .memory import require_at_most
+from .memory_bounds import require_at_most
 from .object_store import ObjectStore, SimulatedStorage
 from .plan import Plan
 from .scheduler import Process

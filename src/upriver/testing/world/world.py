@@ -30,7 +30,7 @@ from .disk import SimulatedDisk
 from .faults import FAULTS
 from .history import Histories, Violation
 from .linearizability import Operation, explain
-from .memory import check_memory
+from .memory_bounds import check_memory
 from .network import Network
 from .node import Node
 from .plan import Plan, Step

@@ -4,9 +4,9 @@ This package works on bytes and Arrow; it has no connection and no rules of stre
 names the implementation in use, ``c`` or ``numpy``.
 """
 
+from .frame_selection import LeftFrame, Part, Selected, Selection
 from .implementation import chosen as _chosen
 from .result import SCHEMA, ControlFrame, Decoded
-from .selection import LeftFrame, Part, Selected, Selection
 
 __all__ = [
     "SCHEMA",

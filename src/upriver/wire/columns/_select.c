@@ -8,7 +8,7 @@
 
 #include "_frames.h"
 
-/* What of a change is sent: the bits of Part in selection.py. */
+/* What of a change is sent: the bits of Part in frame_selection.py. */
 enum {
     PREFIX = 1, VALUE = 2, DATATYPE = 4, XATTRS = 8, DELETED_USER_XATTRS = 16, DELETE_TIMES = 32,
     EXPIRATIONS = 64, DELETIONS = 128, SNAPPY_VALUES = 256, PLAIN_VALUES = 512, EVENTS = 1024

@@ -16,9 +16,9 @@ from ..dialects.dcp import Dcp
 from ..header import HEADER_SIZE
 from ..limits import MAX_BODY, MAX_COLLECTION_KEY, MAX_KEY, MAX_PREFIXED_KEY, MAX_STORED_VALUE
 from ._speedups import LIMITS, fill, measure, patch_opaque, select
+from .frame_selection import MAX_LEFT, LeftFrame, Selected, Selection
 from .interface import Implementation
 from .result import ControlFrame, Decoded, allocate_fixed, as_batch
-from .selection import MAX_LEFT, LeftFrame, Selected, Selection
 
 _EXPECTED: Final = (
     *(MAX_BODY, MAX_STORED_VALUE, MAX_KEY, MAX_PREFIXED_KEY, MAX_COLLECTION_KEY),

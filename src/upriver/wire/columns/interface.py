@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 from ...errors import DecodeError
 from ..framing import packet_length
 from ..header import HEADER_SIZE, MAGICS
+from .frame_selection import Selected, Selection
 from .result import NOTHING, Decoded
-from .selection import Selected, Selection
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

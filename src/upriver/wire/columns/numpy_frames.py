@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..dialects.dcp import Dcp
 from ..header import FLEX_REQUEST, HEADER_SIZE, MAGICS, REQUEST
 from ..limits import MAX_BODY, MAX_COLLECTION_KEY, MAX_KEY, MAX_PREFIXED_KEY, MAX_STORED_VALUE
-from ..names import Command
+from ..protocol_enums import Command
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]

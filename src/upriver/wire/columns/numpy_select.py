@@ -17,7 +17,8 @@ from ...model import Datatype
 from ..canonical import OPAQUE_AT
 from ..dialects.dcp import Dcp
 from ..header import FLEX_REQUEST, HEADER_SIZE, REQUEST
-from ..names import Command
+from ..protocol_enums import Command
+from .frame_selection import MAX_LEFT, LeftFrame, Part, Selected, Selection
 from .numpy_frames import (
     DELETION_1_EXTRAS,
     DELETION_2,
@@ -36,7 +37,6 @@ from .numpy_frames import (
     frames_until,
     gather,
 )
-from .selection import MAX_LEFT, LeftFrame, Part, Selected, Selection
 
 _OPCODES: Final = Dcp.table.opcodes
 _CHANGE_OPCODES: Final = frozenset(

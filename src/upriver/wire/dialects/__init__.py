@@ -4,8 +4,8 @@ from .dcp import Dcp
 from .draft000 import Draft000
 from .draft001 import Draft001
 from .draft002 import Draft002
+from .draft_detection import DialectPin, sniff
 from .interface import Dialect, SnapshotStyle
-from .sniffing import DialectPin, sniff
 
 __all__ = [
     "Dcp",

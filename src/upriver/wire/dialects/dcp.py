@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from ...errors import Status
 from ...model import VBucketState
 from .. import messages as m
-from ..codecs import CACHED_ITEMS, FAILOVER_LOG, TEXT
 from ..enum_codes import DURABILITY_LEVELS, MODERN_REASONS, MODERN_STATES, STATUSES
 from ..layout import (
     ALL_DATATYPES,
@@ -27,8 +26,9 @@ from ..layout import (
     u32,
     u64,
 )
-from ..names import Command as C
-from ..names import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from ..packet_value_codecs import CACHED_ITEMS, FAILOVER_LOG, TEXT
+from ..protocol_enums import Command as C
+from ..protocol_enums import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 from . import keyvalue
 from .interface import SnapshotStyle
 from .layout_table import Table

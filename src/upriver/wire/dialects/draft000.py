@@ -13,7 +13,7 @@ from ...errors import Status
 from .. import messages as m
 from ..enum_codes import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from ..layout import KeyRule, Layout, Record, Value, u8, u32, u64
-from ..names import Command as C
+from ..protocol_enums import Command as C
 from . import keyvalue
 from .dcp import STREAM_RANGE, stream_responses
 from .interface import SnapshotStyle

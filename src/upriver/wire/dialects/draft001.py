@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .. import messages as m
-from ..codecs import TEXT
 from ..enum_codes import DRAFT_REASONS, DRAFT_STATES, STATUSES
 from ..layout import ALL_DATATYPES, KeyRule, Layout, Record, Value, length_of, u8, u32, u64
-from ..names import Command as C
-from ..names import StreamFlag
+from ..packet_value_codecs import TEXT
+from ..protocol_enums import Command as C
+from ..protocol_enums import StreamFlag
 from . import keyvalue
 from .dcp import OPEN_EXTRAS, STREAM_RANGE, STREAM_RESPONSES
 from .interface import SnapshotStyle

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final, NoReturn
 from ...errors import DecodeError, Status
 from .. import limits
 from .. import messages as m
-from ..codecs import FAILOVER_LOG, text
 from ..enum_codes import DRAFT_REASONS
 from ..framing import HEADER_002_SIZE
 from ..layout import (
@@ -32,7 +31,8 @@ from ..layout import (
     u32,
     u64,
 )
-from ..names import Command as C
+from ..packet_value_codecs import FAILOVER_LOG, text
+from ..protocol_enums import Command as C
 from .interface import SnapshotStyle
 from .packet_encoder import refuse
 

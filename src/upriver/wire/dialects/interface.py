@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import ClassVar, Protocol
 
 from ..messages import Message
-from ..names import Command
+from ..protocol_enums import Command
 
 
 class SnapshotStyle(Enum):

@@ -9,16 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from .. import kv_messages as kv
-from ..codecs import (
-    ALL_SEQNOS,
-    FAILOVER_LOG,
-    OBSERVED_KEYS,
-    U16_VERSION,
-    feature_list,
-    lookup_paths,
-    mutation_paths,
-    text,
-)
 from ..enum_codes import DATATYPES, FEATURES, MODERN_STATES, REQUESTED_STATES, Codes
 from ..layout import (
     ALL_DATATYPES,
@@ -35,7 +25,17 @@ from ..layout import (
     u32,
     u64,
 )
-from ..names import Command as C
+from ..packet_value_codecs import (
+    ALL_SEQNOS,
+    FAILOVER_LOG,
+    OBSERVED_KEYS,
+    U16_VERSION,
+    feature_list,
+    lookup_paths,
+    mutation_paths,
+    text,
+)
+from ..protocol_enums import Command as C
 
 #: Commands that servers once had and do not any more: of ranges, of TAP, of checkpoints, and
 #: others. They are known and not supported, where an opcode that nobody ever had is unknown.

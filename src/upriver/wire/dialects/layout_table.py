@@ -8,7 +8,7 @@ from typing import Final
 from ...errors import Status
 from ..layout import Layout
 from ..messages import Message
-from ..names import Command
+from ..protocol_enums import Command
 
 #: Requests that servers send to clients; they have separate magics and opcodes.
 SERVER_COMMANDS: Final = frozenset({Command.CLUSTERMAP_CHANGED})

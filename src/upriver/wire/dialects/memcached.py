@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..layout import Layout
 from ..messages import BareHeader, Message, PlainResponse, Response, UnknownCommand
-from ..names import Command
+from ..protocol_enums import Command
 from .interface import SnapshotStyle
 from .layout_table import Table
 from .packet_decoder import PacketReader

@@ -15,7 +15,7 @@ from ..frameinfo import FrameInfo, FrameInfoError, decode_frame_infos
 from ..header import HEADER_SIZE, MAGICS, parse_header
 from ..layout import ALL_DATATYPES, Cas, FieldError, KeyRule, Layout, Record, closest, datatype_name
 from ..messages import Message, PlainResponse, UnknownCommand
-from ..names import Command
+from ..protocol_enums import Command
 from .layout_table import Table
 
 #: Collection ids that are reserved for servers.

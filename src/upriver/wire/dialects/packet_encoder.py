@@ -12,7 +12,7 @@ from ..frameinfo import encode_frame_infos
 from ..header import Header, pack_header
 from ..layout import Cas, FieldError, KeyRule, Layout, Record, datatype_name
 from ..messages import BareHeader, Message, PlainResponse, Request, Response, UnknownCommand
-from ..names import Command
+from ..protocol_enums import Command
 from .layout_table import SERVER_COMMANDS
 from .packet_decoder import RESERVED_COLLECTIONS, Rules
 

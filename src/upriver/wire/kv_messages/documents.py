@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...model import Datatype
 from ..messages.message import Request, Response
-from ..names import Command
+from ..protocol_enums import Command
 
 __all__ = [
     "Add",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...model import Datatype, FailoverEntry, VBucketState
 from ..messages.message import Request, Response
-from ..names import Command, RequestedState
+from ..protocol_enums import Command, RequestedState
 
 __all__ = [
     "AllSeqnosResponse",

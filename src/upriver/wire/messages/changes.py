@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...model import Datatype
-from ..names import DurabilityLevel
+from ..protocol_enums import DurabilityLevel
 from .message import Request
 
 __all__ = [

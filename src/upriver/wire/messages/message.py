@@ -8,7 +8,7 @@ from typing import Final
 from ...errors import Status
 from ...model import Datatype
 from ..frameinfo import FrameInfo, StreamId
-from ..names import Command
+from ..protocol_enums import Command
 
 __all__ = [
     "VBUCKET_NOT_CARRIED",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...errors import Status
 from ...model import Datatype, FailoverEntry, StreamEndReason, VBucketState
-from ..names import Command, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
+from ..protocol_enums import Command, MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 from .message import Request, Response
 
 __all__ = [

@@ -19,11 +19,11 @@ from ....wire import canonical
 from ....wire import kv_messages as kv
 from ....wire.canonical import CanonicalChange
 from ....wire.messages import PlainResponse, Request
-from ....wire.names import Command as C
-from ....wire.names import Feature, PathFlag, SubdocFlag
+from ....wire.protocol_enums import Command as C
+from ....wire.protocol_enums import Feature, PathFlag, SubdocFlag
 from ..document_writes import keeps_expiry, write_over
+from ..handler_results import MUTATION_TOKEN, Answer, BackgroundWork, Blocking, Now, Responses
 from ..request_context import Call, key_of
-from ..responses import MUTATION_TOKEN, Answer, BackgroundWork, Blocking, Now, Responses
 from . import lookups
 from .lookups import (
     check_order,

@@ -21,8 +21,8 @@ from ....wire import values
 from ....wire.canonical import CanonicalChange
 from ....wire.crc32c import crc32c
 from ....wire.enum_codes import STATUSES
-from ....wire.names import Command as C
-from ....wire.names import PathFlag
+from ....wire.protocol_enums import Command as C
+from ....wire.protocol_enums import PathFlag
 from . import json_edits
 from .json_paths import entries, parse_path, reading
 

@@ -12,8 +12,8 @@ from typing import Final
 from ....errors import Status, StoreRefusal
 from ....wire import kv_messages as kv
 from ....wire.json_text import is_json
-from ....wire.names import Command as C
-from ....wire.names import PathFlag
+from ....wire.protocol_enums import Command as C
+from ....wire.protocol_enums import PathFlag
 from . import json_edits
 from .json_paths import Path, entries, parse_path
 from .lookups import Parts

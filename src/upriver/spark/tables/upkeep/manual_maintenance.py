@@ -17,8 +17,8 @@ from ..lease import Lease, held_lease
 from ..pipeline_start import held_properties
 from ..places import TablePlace
 from ..table_set import TableSet
-from .retention import Window
 from .table_maintenance import TableMaintenance
+from .version_retention import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ..format.open_table import Conflict, OpenTable
 from ..lease import Lease
 from ..settings import PIPELINE
 from .compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
-from .retention import remove_leftovers
+from .version_retention import remove_leftovers
 
 
 class TableMaintenance:

@@ -37,7 +37,7 @@ from .format.delta_log import DataFile, TableSnapshot
 from .format.key_index import NAME_COLUMNS
 from .format.storage import Storage
 from .settings import storage_options
-from .table_options import TableReadOptions
+from .table_read_options import TableReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@ from ..wire.stored_prepares import is_hidden
 from . import rollback
 from .rocksdb import Database
 from .rocksdb_layout import StoredRecord, prepared_path, seqno_key, vbucket_key
-from .writes.sync_writes import Completion, CompletionKind, is_abort_of
+from .writes.prepared_writes import Completion, CompletionKind, is_abort_of
 
 
 def completion(engine: Database, vbucket: int, key: bytes, prepared_seqno: int) -> Completion:

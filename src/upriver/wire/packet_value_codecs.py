@@ -15,7 +15,7 @@ from .enum_codes import Codes
 from .kv_messages import SubdocPath
 from .layout import Value
 from .messages import CachedItem
-from .names import Command
+from .protocol_enums import Command
 
 _ENTRY = struct.Struct(
     ">"
