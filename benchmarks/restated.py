@@ -22,10 +22,10 @@ from processes import resident_mib
 
 from upriver.model import Snapshot, StreamOffset
 from upriver.spark.options import ReadOptions
-from upriver.spark.source.live_keys import LiveKeys
+from upriver.spark.source.offset_ranges import ReadStep
 from upriver.spark.source.restate import Restatement
 from upriver.spark.source.row_schema import arrow_schema
-from upriver.spark.source.task_steps import ReadStep
+from upriver.spark.source.spilled_keys import LiveKeys
 
 _BATCH = 10_000
 _PLACE = ("_default", "_default")

@@ -40,9 +40,9 @@ from upriver.spark import session
 from upriver.spark.tables.format.delta_log import log_versions, read_snapshot
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.pipelines import changelog, history, mirror
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv

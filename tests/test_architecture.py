@@ -159,7 +159,7 @@ def test_importing_is_cheap(name: str) -> None:
 
 def test_clients_and_servers_start_without_pandas() -> None:
     """Where it is installed, pyarrow imports it to make an array of a list: half of a start."""
-    found = imported_with("upriver.consumer, upriver.cluster.node_process, upriver.spark.tables")
+    found = imported_with("upriver.consumer, upriver.cluster.node_main, upriver.spark.tables")
     assert "pyarrow" in found
     assert "pandas" not in found
 

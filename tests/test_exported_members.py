@@ -22,7 +22,7 @@ from upriver.settings.option_types import (
     TableOptions,
 )
 from upriver.settings.setting import Setting, Use, snake
-from upriver.spark.tables.settings import _NOT_FOR_MIRRORS
+from upriver.spark.tables.pipeline_settings import _NOT_FOR_MIRRORS
 
 PUBLIC = {
     "upriver": {"Op", "UpriverError", "__version__"},

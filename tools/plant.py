@@ -219,19 +219,19 @@ FAULTS = (
     ),
     Fault(
         "a rollback is not told to the application",
-        "upriver.consumer.streaming.stream_events",
+        "upriver.consumer.streaming.event_dispatch",
         "        else:\n            self._deliver(Delivery(event))\n\n    def finished",
         "\n    def finished",
     ),
     Fault(
         "a lost connection keeps the position from before",
-        "upriver.consumer.streaming.stream_events",
+        "upriver.consumer.streaming.event_dispatch",
         "reader.position = session.position(vbucket)\n            reader.leave(now, error)",
         "reader.leave(now, error)",
     ),
     Fault(
         "a lost connection is not opened again",
-        "upriver.consumer.streaming.stream_events",
+        "upriver.consumer.streaming.event_dispatch",
         "            reader.not_before = now + pause\n        self._warn(",
         "            reader.not_before = now + 1e9\n        self._warn(",
     ),
@@ -273,7 +273,7 @@ FAULTS = (
     ),
     Fault(
         "a node without a lease answers writes",
-        "upriver.producer.membership",
+        "upriver.producer.write_lease",
         "        held = self._now() < self._until\n",
         "        held = True\n",
         "cluster",
@@ -294,7 +294,7 @@ FAULTS = (
     ),
     Fault(
         "a replica acknowledges what it has not",
-        "upriver.producer.dcp.replica_commands",
+        "upriver.producer.dcp.dcp_consumer",
         "opaque=stream.opaque, prepared_seqno=seqno)",
         "opaque=stream.opaque, prepared_seqno=2**40)",
         "cluster",
@@ -308,7 +308,7 @@ FAULTS = (
     ),
     Fault(
         "a promoted replica begins no branch",
-        "upriver.store.vbucket_changes",
+        "upriver.store.vbucket_state_changes",
         "            if not transfer:\n",
         "            if False:\n",
         "cluster",
@@ -336,7 +336,7 @@ FAULTS = (
     ),
     Fault(
         "a node keeps its lease for twice the time",
-        "upriver.producer.membership",
+        "upriver.producer.write_lease",
         "self._length = int(member.lease * 1e9)",
         "self._length = int(member.lease * 2e9)",
         "cluster",
@@ -355,7 +355,7 @@ FAULTS = (
         "        if False:\n",
         "table",
         also=(
-            "upriver.spark.tables.table_set",
+            "upriver.spark.tables.pipeline_tables",
             "        if self.state.fence > fence:\n",
             "        if False:\n",
         ),
@@ -383,7 +383,7 @@ FAULTS = (
     ),
     Fault(
         "a boundary of a table is kept too long",
-        "upriver.spark.tables.table_set",
+        "upriver.spark.tables.pipeline_tables",
         "                version = known.get(seqno, now if seqno == reached else None)\n",
         "                version = known.get(seqno, now)\n",
         "table",
@@ -488,7 +488,7 @@ FAULTS = (
     ),
     Fault(
         "what a commit says of other tables is done twice",
-        "upriver.spark.tables.table_set",
+        "upriver.spark.tables.pipeline_tables",
         "            if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:\n"
         "                continue\n",
         "",

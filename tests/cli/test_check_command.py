@@ -16,7 +16,7 @@ from upriver.consumer.checkpoints.checkpoint import Checkpoint, MemoryCheckpoint
 from upriver.consumer.checkpoints.checkpoint_file import FileCheckpoint
 from upriver.consumer.checkpoints.position_check import PositionVerdict, probe, probe_and_wait
 from upriver.consumer.client import Consumer
-from upriver.consumer.reader_settings import ConsumerSettings
+from upriver.consumer.consumer_settings import ConsumerSettings
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import ConfigError, Status, StatusError

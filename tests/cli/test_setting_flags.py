@@ -28,15 +28,15 @@ from upriver.cli.setting_options import (
     spark_options,
     vbuckets_option,
 )
+from upriver.consumer.consumer_settings import ConsumerSettings
 from upriver.consumer.groups.member import LEASES
 from upriver.consumer.groups.membership import DEFAULT_LEASE
-from upriver.consumer.reader_settings import ConsumerSettings
 from upriver.consumer.transport.blocking_connection import ANSWER_SECONDS, CONNECT_SECONDS
 from upriver.consumer.writing.writer import WriterSettings
 from upriver.errors import ConfigError
 from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
-from upriver.spark.tables.settings import AskedColumns, PipelineSettings
+from upriver.spark.tables.pipeline_settings import AskedColumns, PipelineSettings
 
 SOURCE = "couchbase://h/b"
 

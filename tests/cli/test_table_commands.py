@@ -19,7 +19,7 @@ from running import finished, running
 from upriver.cli.commands.mirror import mirror
 from upriver.cli.commands.report import report
 from upriver.errors import ConfigError
-from upriver.spark.source.task_steps import SMALL_BATCH
+from upriver.spark.source.offset_ranges import SMALL_BATCH
 from upriver.testing import TemporaryProducer
 
 #: Spark on a small machine.

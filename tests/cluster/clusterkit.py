@@ -19,8 +19,8 @@ from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Address
 from upriver.errors import Status
 from upriver.model import FailoverEntry, VBucketState
-from upriver.producer.membership import NodeIdentity
 from upriver.producer.server_settings import ServerSettings
+from upriver.producer.write_lease import NodeIdentity
 from upriver.session.sasl_client import ScramClient
 from upriver.store import Bucket
 from upriver.testing import TemporaryProducer

@@ -42,7 +42,7 @@ class LocalCluster(TemporaryCluster):
 
     def start_unready(self) -> None:
         """Starts the manager, and waits for nothing but that it takes commands."""
-        cluster_process("manager_process", self.directory, self.directory / "manager.log")
+        cluster_process("manager_main", self.directory, self.directory / "manager.log")
 
         def answers() -> bool:
             try:
@@ -80,7 +80,7 @@ class Found(LocalCluster):
 
 
 def manager_pid(cluster: LocalCluster) -> int:
-    return int(subprocess.check_output(["pgrep", "-f", f"manager_process {cluster.directory}"]))
+    return int(subprocess.check_output(["pgrep", "-f", f"manager_main {cluster.directory}"]))
 
 
 def runs(pid: int) -> bool:

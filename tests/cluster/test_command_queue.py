@@ -11,7 +11,7 @@ from clusterkit import PATIENCE
 
 from upriver.cluster.best_copy import Copy
 from upriver.cluster.command_queue import CommandQueue
-from upriver.cluster.failover_candidates import refuse_if_only_copy
+from upriver.cluster.failover_safety import refuse_if_only_copy
 from upriver.errors import ConfigError
 from upriver.model import VBucketState
 

@@ -14,8 +14,8 @@ from upriver.consumer.transport.connection_string import Source
 from upriver.errors import UpriverError
 from upriver.model import Snapshot, StreamOffset
 from upriver.spark.options import ReadOptions
+from upriver.spark.source.offset_ranges import ReadStep
 from upriver.spark.source.task_reader import read_steps
-from upriver.spark.source.task_steps import ReadStep
 
 #: A vbuuid that is nobody's.
 NOBODYS = 12345

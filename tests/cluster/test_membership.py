@@ -28,7 +28,7 @@ from upriver.consumer.transport.access import Access
 from upriver.errors import ConfigError, Status
 from upriver.model import NO_END, VBucketState
 from upriver.producer.bootstrap.cluster_config import ClusterConfig, NodeAddress, bucket_json
-from upriver.producer.membership import MANAGER, NodeIdentity, NodeLease
+from upriver.producer.write_lease import MANAGER, NodeIdentity, NodeLease
 from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv

@@ -12,7 +12,7 @@ import pytest
 from upriver.cluster.node_link import NodeLink
 from upriver.cluster.raw_connection import PRODUCER, Endpoint, Wire
 from upriver.cluster.replication_relay import ReplicationRelay
-from upriver.consumer.reader_settings import ConsumerSettings
+from upriver.consumer.consumer_settings import ConsumerSettings
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Address
 from upriver.errors import ConnectionFailed, Status, StatusError, UpriverError

@@ -152,7 +152,7 @@ def is_served(cluster: LocalCluster) -> bool:
 def test_of_two_managers_of_a_directory_the_older_one_ends(cluster: LocalCluster) -> None:
     older, epoch = manager_pid(cluster), cluster.status()["epoch"]
     (cluster.directory / "manager.lock").unlink()  # which kept a second one from starting
-    cluster_process("manager_process", cluster.directory, cluster.directory / "manager.log")
+    cluster_process("manager_main", cluster.directory, cluster.directory / "manager.log")
     eventually(lambda: not runs(older))
     eventually(lambda: cluster.state.epoch == epoch + 1 and is_served(cluster))
     with MapClient(cluster) as client:

@@ -24,7 +24,7 @@ from upriver.consumer import (
     ConsumerSettings,
     MemoryCheckpoint,
 )
-from upriver.consumer.reader_settings import ConsumerOptions
+from upriver.consumer.consumer_settings import ConsumerOptions
 from upriver.errors import (
     AuthenticationFailed,
     BucketNotFound,

@@ -10,7 +10,7 @@ from consumerkit import LOG, Conversation, at, everything, in_order, places, unt
 from old_servers import April2014, RealServer, Release302, Release412, Release705
 
 from upriver.consumer import Consumer
-from upriver.consumer.reader_settings import RollbackPolicy
+from upriver.consumer.consumer_settings import RollbackPolicy
 from upriver.consumer.streaming.inbox import Rollback
 from upriver.consumer.topology.questions import NoHistory
 from upriver.consumer.topology.seqno_survey import Survey

@@ -25,7 +25,7 @@ from consumerkit import (
 
 from upriver.consumer import Consumer
 from upriver.consumer.streaming.engine import Engine
-from upriver.consumer.streaming.stream_events import StreamEvents
+from upriver.consumer.streaming.event_dispatch import EventDispatch
 from upriver.errors import ConfigError, ConnectionFailed, InternalError, Status
 from upriver.session.consumer_session import ConsumerSession
 from upriver.session.inbound_row_checks import RowCheck
@@ -60,8 +60,8 @@ def producer() -> Iterator[TemporaryProducer]:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (StreamEvents, "on_events"),
-        (StreamEvents, "_note"),
+        (EventDispatch, "on_events"),
+        (EventDispatch, "_note"),
         (Engine, "_renew_map"),
         (Engine, "_place"),
         (RowCheck, "check_until"),
@@ -98,7 +98,7 @@ def test_an_error_with_a_name_keeps_it(
     options = {**QUICK, "answer_timeout": PATIENCE}
     with Consumer(producer.source, **options) as consumer:
         until(lambda: consumer.status().is_whole)
-        monkeypatch.setattr(StreamEvents, "_note", refuses)
+        monkeypatch.setattr(EventDispatch, "_note", refuses)
         reading = in_thread(lambda: list(consumer))
         producer.kill_connections()
         with pytest.raises(ConfigError, match="has no addresses"):

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from upriver.consumer.topology.cluster_questions import (
+from upriver.consumer.topology.cluster_view import ClusterConversation, Pause, Topology, Visit
+from upriver.consumer.topology.request_routing import (
     ask_copies,
     ask_owners,
     refusal_of,
     renew_map,
 )
-from upriver.consumer.topology.cluster_view import ClusterConversation, Pause, Topology, Visit
 from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import (
     AuthenticationFailed,

@@ -19,7 +19,7 @@ from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.consumer.transport.connection_string import Source
 from upriver.consumer.writing import version_copies, write_operations
 from upriver.consumer.writing.edit_pipeline import ROUND_BYTES, EditPipeline
-from upriver.consumer.writing.fast_responses import quick_answer
+from upriver.consumer.writing.fast_get_responses import quick_answer
 from upriver.consumer.writing.write_operations import Edit, Overwrite, removal, upsert
 from upriver.consumer.writing.writer import Writer, WriterSettings
 from upriver.errors import (

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figure_check import checked
 from upriver.dashboard.figure_types import PipelineFigures, ServerFigures, StatsDocument
+from upriver.dashboard.figure_validation import checked
 from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from dashboardkit import seen, server_of, watched
 
-from upriver.cli.dashboard.connections import stream_lag
+from upriver.cli.dashboard.connection_figures import stream_lag
 from upriver.dashboard.figure_types import ServerFigures
 from upriver.dashboard.history import History, percentile
-from upriver.producer.statistics import StreamView, bucket_view
+from upriver.producer.server_views import StreamView, bucket_view
 from upriver.testing import TemporaryProducer
 
 BOUNDS = (0.001, 0.01, 0.1)

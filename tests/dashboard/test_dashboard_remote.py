@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figure_check import checked
 from upriver.dashboard.figure_types import StatsDocument
+from upriver.dashboard.figure_validation import checked
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.remote import RemoteServer
 from upriver.errors import ConfigError, UpriverError

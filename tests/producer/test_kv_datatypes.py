@@ -13,7 +13,7 @@ from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import kv_messages as kv
 from upriver.wire import values
-from upriver.wire.json_text import is_json
+from upriver.wire.json_check import is_json
 from upriver.wire.protocol_enums import Feature
 
 BODY = b'{"a":[1,2,3],"b":"' + b"x" * 200 + b'"}'

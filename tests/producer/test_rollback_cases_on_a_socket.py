@@ -12,7 +12,7 @@ from talk import Talk
 
 from upriver.model import NO_END, FailoverLog, VBucketState
 from upriver.producer.server_settings import ServerSettings
-from upriver.session.stream_request import Policy
+from upriver.session.stream_request_checks import Policy
 from upriver.store import BeginSnapshot, BucketSettings, Replicate
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical

@@ -11,7 +11,7 @@ from talk import Talk, everything
 from upriver.errors import Status
 from upriver.model import NO_END, StreamEndReason, VBucketState
 from upriver.producer.server_settings import PeerRelease, ServerSettings
-from upriver.session.stream_request import Policy
+from upriver.session.stream_request_checks import Policy
 from upriver.store import DeleteDocument, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv

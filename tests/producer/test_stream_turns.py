@@ -14,13 +14,13 @@ from talk import Talk, everything
 
 from upriver.model import NO_END, Op, Snapshot
 from upriver.producer.connections.client_info import ClientInfo
-from upriver.producer.connections.traffic_counters import Traffic
+from upriver.producer.connections.server_counters import Traffic
 from upriver.producer.dcp.active_stream import CHUNK, ActiveStream
-from upriver.producer.dcp.stream_commands import StreamCommands
+from upriver.producer.dcp.dcp_producer import DcpProducer
 from upriver.session.collection_filter import FilterKind, StreamFilter
 from upriver.session.flow_control import SendWindow
 from upriver.session.stream_output import StreamOutput
-from upriver.session.stream_request import Acceptance, Policy
+from upriver.session.stream_request_checks import Acceptance, Policy
 from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store, WithMeta
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
@@ -123,10 +123,10 @@ class Outlet:
         return b""
 
 
-def desk_of(bucket: Bucket) -> StreamCommands:
+def desk_of(bucket: Bucket) -> DcpProducer:
     client = ClientInfo(peer="")
     client.features = frozenset({Feature.COLLECTIONS})
-    desk = StreamCommands(
+    desk = DcpProducer(
         client,
         Outlet(bucket),
         policy=Policy(),

@@ -14,7 +14,7 @@ from upriver.session.change_writer import Shape
 from upriver.session.collection_filter import FilterKind, StreamFilter
 from upriver.session.flow_control import SendWindow
 from upriver.session.stream_output import StreamOutput
-from upriver.session.stream_request import Acceptance
+from upriver.session.stream_request_checks import Acceptance
 from upriver.store import (
     AbortPrepared,
     Bucket,

@@ -16,7 +16,7 @@ from upriver.model import NO_END, FailoverLog, Snapshot, VBucketState
 from upriver.session.collection_filter import FilterKind, KnownCollections
 from upriver.session.keepalive import ProducerKeepalive
 from upriver.session.producer_options import ProducerOptions
-from upriver.session.stream_request import (
+from upriver.session.stream_request_checks import (
     Acceptance,
     Decision,
     Policy,

@@ -29,9 +29,15 @@ from upriver.spark.source.offset_planning import (
     from_positions,
     plan,
 )
+from upriver.spark.source.offset_ranges import (
+    ReadStep,
+    StepVerdict,
+    judge,
+    partition,
+    steps_between,
+)
 from upriver.spark.source.offsets import Offset, SourceIdentity
 from upriver.spark.source.read_ahead import ArrivedSeqnos
-from upriver.spark.source.task_steps import ReadStep, StepVerdict, judge, partition, steps_between
 
 Plan = Callable[[Offset, Mapping[int, ObservedVBucket], Limits], Offset]
 Judge = Callable[..., StepVerdict]

@@ -21,8 +21,8 @@ from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import Op
 from upriver.spark.bucket_copy import copy
 from upriver.spark.sink.row_edits import FENCE_PREFIX
-from upriver.spark.source.live_keys import LiveKeys, remainder
 from upriver.spark.source.restate import Restated
+from upriver.spark.source.spilled_keys import LiveKeys, remainder
 from upriver.testing import TemporaryProducer
 
 #: A document's place, and all that a copy has of it.

@@ -18,11 +18,11 @@ from test_retraction import Downstream, Held, RestatingSimulation, restating_pla
 
 from upriver.model import FailoverLog
 from upriver.spark.functions.retract_stream import compensated
-from upriver.spark.source.live_keys import LiveKeys
 from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning
+from upriver.spark.source.offset_ranges import ReadStep
 from upriver.spark.source.offsets import Offset
 from upriver.spark.source.restate import Restated
-from upriver.spark.source.task_steps import ReadStep
+from upriver.spark.source.spilled_keys import LiveKeys
 
 HISTORIES = 600
 COLLECTIONS = ("a", "b")

@@ -18,10 +18,10 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.spark.options import ReadOptions
 from upriver.spark.source import consumer_cache
 from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_ranges import ReadStep, steps_between
 from upriver.spark.source.offsets import Offset
 from upriver.spark.source.stream_driver import Driver
 from upriver.spark.source.task_reader import read_steps
-from upriver.spark.source.task_steps import ReadStep, steps_between
 from upriver.store import SetDocument, document_key
 from upriver.testing import ChaosProxy, TemporaryProducer
 

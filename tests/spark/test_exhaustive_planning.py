@@ -19,8 +19,8 @@ from simulation import Documents, Plan, Row, VBucket, fold
 
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.spark.source.offset_ranges import StepVerdict, judge, steps_between
 from upriver.spark.source.offsets import Offset, SourceIdentity
-from upriver.spark.source.task_steps import StepVerdict, judge, steps_between
 
 SOURCE = SourceIdentity("bucket", "b0", 1)
 KEYS = ("k0", "k1")

@@ -20,8 +20,7 @@ from upriver.spark.source.offset_planning import (
     plan,
     with_rereads,
 )
-from upriver.spark.source.offsets import Boundary, Offset, SourceIdentity, VBucketProgress
-from upriver.spark.source.task_steps import (
+from upriver.spark.source.offset_ranges import (
     SMALL_BATCH,
     ReadStep,
     StepVerdict,
@@ -29,6 +28,7 @@ from upriver.spark.source.task_steps import (
     partition,
     steps_between,
 )
+from upriver.spark.source.offsets import Boundary, Offset, SourceIdentity, VBucketProgress
 
 SOURCE = SourceIdentity("travel", "", 4)
 A, B, C = 0xA, 0xB, 0xC

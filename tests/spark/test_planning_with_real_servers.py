@@ -15,11 +15,11 @@ from upriver.spark.options import ReadOptions
 from upriver.spark.source import stream_driver
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.batch_reader import DcpBatchReader
+from upriver.spark.source.offset_ranges import steps_between
 from upriver.spark.source.offsets import Offset
 from upriver.spark.source.stream_driver import Driver
 from upriver.spark.source.stream_reader import StepsPartition
 from upriver.spark.source.task_reader import read_steps
-from upriver.spark.source.task_steps import steps_between
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 

@@ -12,9 +12,9 @@ from upriver.session import producer_options
 from upriver.spark.options import ReadOptions
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.consumer_cache import close_cached
+from upriver.spark.source.offset_ranges import steps_between
 from upriver.spark.source.stream_driver import Driver
 from upriver.spark.source.task_reader import read_steps
-from upriver.spark.source.task_steps import steps_between
 from upriver.testing import TemporaryProducer
 
 ROWS = 10

@@ -14,11 +14,11 @@ from upriver.session.consumer_events import Step
 from upriver.spark.options import ReadOptions
 from upriver.spark.source import consumer_cache, read_ahead
 from upriver.spark.source.admission import Limits
+from upriver.spark.source.offset_ranges import steps_between
 from upriver.spark.source.offsets import Offset, SourceIdentity, VBucketProgress
 from upriver.spark.source.read_ahead import ArrivedChanges, ArrivedSeqnos
 from upriver.spark.source.stream_driver import Driver
 from upriver.spark.source.task_reader import read_steps
-from upriver.spark.source.task_steps import steps_between
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 8

@@ -19,9 +19,9 @@ from upriver.spark import retract
 from upriver.spark.functions.retract_stream import compensated
 from upriver.spark.source.admission import Limits
 from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan, with_rereads
+from upriver.spark.source.offset_ranges import ReadStep, partition, steps_between
 from upriver.spark.source.offsets import Offset
 from upriver.spark.source.restate import Restated
-from upriver.spark.source.task_steps import ReadStep, partition, steps_between
 from upriver.testing import TemporaryProducer
 
 HISTORIES = 600

@@ -19,9 +19,9 @@ from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.spark.source import offset_planning
 from upriver.spark.source.admission import Limits, spread
 from upriver.spark.source.offset_planning import ObservedVBucket, plan
+from upriver.spark.source.offset_ranges import ReadStep, StepVerdict, judge
 from upriver.spark.source.offsets import Boundary, Offset, VBucketProgress
 from upriver.spark.source.read_ahead import ArrivedSeqnos
-from upriver.spark.source.task_steps import ReadStep, StepVerdict, judge
 
 HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", "10000"))
 #: The seed of the first of them; those of another UPRIVER_CHAOS_SEED are all others.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import StoreRefusal
 from upriver.store.manifest import ManifestEvent
-from upriver.store.writes import system_events
+from upriver.store.writes import system_event_records
 from upriver.wire import canonical, stored_prepares
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
@@ -56,9 +56,9 @@ def test_an_event_is_stored_as_its_packet(
     seqno: int,
 ) -> None:
     placed = replace(message, vbucket=vbucket, seqno=seqno)
-    frame = system_events.encode(ManifestEvent(message), vbucket, seqno)
+    frame = system_event_records.encode(ManifestEvent(message), vbucket, seqno)
     assert frame == DIALECT.encode(placed)
-    assert system_events.decode(frame).message == placed
+    assert system_event_records.decode(frame).message == placed
     assert canonical.is_event(frame)
     assert canonical.seqno_of(frame) == seqno
 
@@ -72,20 +72,22 @@ def test_only_whole_frames_of_the_vbucket_without_an_opaque_have_the_stored_form
 ) -> None:
     placed = replace(message, vbucket=vbucket, seqno=seqno)
     frame = DIALECT.encode(placed)
-    assert system_events.is_canonical(frame, vbucket)
-    assert not system_events.is_canonical(frame, vbucket ^ 1)
-    assert not system_events.is_canonical(frame[:-1], vbucket)
-    assert not system_events.is_canonical(frame + b"\0", vbucket)
-    assert not system_events.is_canonical(DIALECT.encode(replace(placed, opaque=opaque)), vbucket)
-    assert not system_events.is_canonical(
+    assert system_event_records.is_canonical(frame, vbucket)
+    assert not system_event_records.is_canonical(frame, vbucket ^ 1)
+    assert not system_event_records.is_canonical(frame[:-1], vbucket)
+    assert not system_event_records.is_canonical(frame + b"\0", vbucket)
+    assert not system_event_records.is_canonical(
+        DIALECT.encode(replace(placed, opaque=opaque)), vbucket
+    )
+    assert not system_event_records.is_canonical(
         DIALECT.encode(m.StreamNoop(opaque=0)), 0
     )  # another command
 
 
 def test_a_prepare_has_the_stored_form_and_an_abort_has_not() -> None:
     change = stored_prepares.StoredPrepare(3, 5, 1, 9, 0, 0, 0, b"\0key", b"v", False, 1)
-    assert system_events.is_canonical(stored_prepares.prepare(change), 3)
+    assert system_event_records.is_canonical(stored_prepares.prepare(change), 3)
     given_up = stored_prepares.abort(3, 6, 5, 9, b"\0key")
-    assert not system_events.is_canonical(given_up, 3)
+    assert not system_event_records.is_canonical(given_up, 3)
     with pytest.raises(StoreRefusal, match="no event that can be stored"):
-        system_events.decode(stored_prepares.prepare(change))
+        system_event_records.decode(stored_prepares.prepare(change))

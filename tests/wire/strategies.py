@@ -13,7 +13,7 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.dialects.draft002 import BODIES
 from upriver.wire.dialects.keyvalue import _PATH_OPCODES, REQUESTS, RESPONSES
-from upriver.wire.dialects.memcached import MemcachedDialect
+from upriver.wire.dialects.memcached_base import MemcachedDialect
 from upriver.wire.enum_codes import FEATURES, Codes
 from upriver.wire.kv_messages import SubdocPath
 from upriver.wire.layout import Cas, KeyRule, Layout, Record, Slot

@@ -14,8 +14,8 @@ from upriver.wire.dialects import Dialect, sniff
 from upriver.wire.dissect import dissect
 from upriver.wire.framing import Framer, packet_length
 from upriver.wire.header import HEADER_SIZE, Header, pack_header
-from upriver.wire.lenient import readings
 from upriver.wire.messages import Message
+from upriver.wire.misprint_repairs import readings
 
 DIALECT = st.sampled_from(DIALECTS)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.wire import messages as m
-from upriver.wire.flatbuffer_events import StoredEvent, flatbuffer_event
+from upriver.wire.flatbuffer_event_encoder import StoredEvent, flatbuffer_event
 
 WHERE: dict[str, Any] = {"vbucket": 1, "seqno": 5, "opaque": 7, "manifest_uid": 0x1234, "scope": 8}
 

@@ -13,7 +13,7 @@ from upriver.errors import DecodeError, Status
 from upriver.model import NO_END, FailoverEntry, StreamEndReason, VBucketState
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
-from upriver.wire.lenient import read_as
+from upriver.wire.misprint_repairs import read_as
 from upriver.wire.protocol_enums import Command, StreamFlag
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["seed"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.wire import messages as m
-from upriver.wire.system_events import NamedEvent, named_event
+from upriver.wire.flatbuffer_event_decoder import NamedEvent, named_event
 
 U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 

@@ -188,7 +188,7 @@ def access_options(command: _Command) -> _Command:
     @_flags_of(*ACCESS, *_TIMEOUT)
     @wraps(command)
     def with_access(*arguments: Any, **options: Any) -> None:
-        from ..settings.connection_settings import access_of
+        from ..settings.connection_from_settings import access_of
 
         (timeout,) = _TIMEOUT
         options["timeout"] = timeout.parse(options.pop(timeout.name) or timeout.default or "")

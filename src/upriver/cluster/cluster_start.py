@@ -108,7 +108,7 @@ def start_manager(
         return _ready(directory, watch)
     except ConnectionFailed:
         pass  # so there is none
-    process = cluster_process("manager_process", directory, directory / _LOG)
+    process = cluster_process("manager_main", directory, directory / _LOG)
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

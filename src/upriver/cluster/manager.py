@@ -25,7 +25,7 @@ from ..consumer.transport.access import Access
 from ..consumer.transport.connection_string import Address
 from ..errors import AuthenticationFailed, ConnectionFailed, Status, StatusError, UpriverError
 from ..model import VBucketState
-from . import cluster_state, node_files, reconcile
+from . import cluster_state, node_lock, reconcile
 from . import status_report as shown
 from .best_copy import Copies, Copy
 from .cluster_state import ClusterState, NodeEntry
@@ -277,7 +277,7 @@ class Manager:
         link = self._links.get(node.name)
         if link is None:
             data = self.processes.data(node)
-            link = NodeLink(self.endpoint(node.name), lambda: node_files.lock_name(data))
+            link = NodeLink(self.endpoint(node.name), lambda: node_lock.lock_name(data))
             self._links[node.name] = link
         try:
             await link.connect()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..errors import ConfigError, UpriverError
-from . import failover_candidates, placement
+from . import failover_safety, placement
 from . import status_report as shown
 from .best_copy import Copies
 from .cluster_state import MAX_NODES, NodeEntry
@@ -155,7 +155,7 @@ class Commands:
             node, rows = manager.state.node(name), manager.state.rows
             if not node.failed:
                 turn.waits("asking the other nodes what they have")
-                others = await failover_candidates.copies_at(manager.links_without(name))
+                others = await failover_safety.copies_at(manager.links_without(name))
                 self._refuse_if_only_copy(node, others)
                 manager.given_up.add(name)
                 try:
@@ -189,7 +189,7 @@ class Commands:
         manager = self._manager
         if not node.failed:
             had = manager.last_seen.get(node.name, {})
-            failover_candidates.refuse_if_only_copy(manager.state.rows, node.name, had, copies)
+            failover_safety.refuse_if_only_copy(manager.state.rows, node.name, had, copies)
 
     async def _promoted(self, turn: RunningCommand, vbuckets: list[int]) -> None:
         """Has the nodes looked at that are left, and the best copies made active.

@@ -16,7 +16,7 @@ from .._files import replace_file
 from ..consumer.transport.access import Access
 from ..errors import ConfigError
 from ..producer.bootstrap.users import ALL_BUCKETS, MIN_ITERATIONS, Grant, Role, Users
-from ..producer.membership import MANAGER
+from ..producer.write_lease import MANAGER
 
 _USERS: Final = "users.json"
 _SECRET: Final = "secret.json"

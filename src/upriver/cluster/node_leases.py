@@ -1,6 +1,6 @@
 """The leases that a manager gives its nodes: renews them, and knows when one has run out.
 
-A node answers writes only while it holds a lease; `producer.membership` describes the renewal.
+A node answers writes only while it holds a lease; `producer.write_lease` describes the renewal.
 A manager that takes a node's vbuckets away without proof that its process has ended waits until
 the node's lease has run out.
 """

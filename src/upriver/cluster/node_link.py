@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from ..consumer.reader_settings import ConsumerSettings
+from ..consumer.consumer_settings import ConsumerSettings
 from ..consumer.topology import questions
 from ..consumer.transport.async_connection import AsyncConnection
 from ..errors import ConnectionFailed, RemoteProtocolError, StatusError

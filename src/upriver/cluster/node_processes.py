@@ -1,6 +1,6 @@
 """Starts the processes of nodes, finds them again after a restart of the manager, and ends them.
 
-A node outlives its manager and writes its own process number: see `node_files`. A node that fails
+A node outlives its manager and writes its own process number: see `node_lock`. A node that fails
 to start is started again with growing pauses, and its error message is kept for the status.
 """
 
@@ -19,7 +19,7 @@ from typing import Final
 
 from ..consumer.topology.cluster_view import Backoff
 from ..errors import ConfigError
-from . import node_files
+from . import node_lock
 from .cluster_state import ClusterState, NodeEntry
 
 _LOG_FILE: Final = "node.log"
@@ -97,7 +97,7 @@ class Processes:
         now = time.monotonic()
         if self.is_running(node) or now < attempts.again_at:
             return
-        attempts.problem = str(node_files.read(self.data(node)).get("problem", ""))
+        attempts.problem = str(node_lock.read(self.data(node)).get("problem", ""))
         attempts.again_at = now + attempts.backoff.next_pause()
         try:
             self._start(state, node)
@@ -120,7 +120,7 @@ class Processes:
         data = self.data(node)
         data.parent.mkdir(mode=0o700, exist_ok=True)
         data.mkdir(mode=0o700, exist_ok=True)
-        node_files.forget(data)
+        node_lock.forget(data)
         arguments = [
             *("--host", state.host, "--port", str(node.port)),
             *("--http-port", str(node.http_port)),
@@ -128,17 +128,17 @@ class Processes:
             *("--bucket-uuid", state.bucket_uuid, "--users", str(self._users)),
             *("--cluster", state.cluster, "--node", node.name, "--lease", str(state.lease)),
         ]
-        cluster_process("node_process", data, self.log(node), *arguments)
+        cluster_process("node_main", data, self.log(node), *arguments)
 
     # ---- ending --------------------------------------------------------------------------
 
     def is_running(self, node: NodeEntry) -> bool:
         """Whether a process holds the node's lock, or is a child that may be about to take it."""
-        return bool(node_files.is_locked(self.data(node))) or self._child(node) is not None
+        return bool(node_lock.is_locked(self.data(node))) or self._child(node) is not None
 
     def has_ended(self, node: NodeEntry) -> bool:
         """Whether it is proven that no process runs a node: its lock is free."""
-        return node_files.is_locked(self.data(node)) is False and self._child(node) is None
+        return node_lock.is_locked(self.data(node)) is False and self._child(node) is None
 
     def kill(self, node: NodeEntry) -> None:
         """Kills a node with SIGKILL."""
@@ -179,9 +179,9 @@ class Processes:
         the lock is held the number is that of its holder.
         """
         data = self.data(node)
-        if not node_files.is_locked(data):
+        if not node_lock.is_locked(data):
             return self._child(node)
-        pid = node_files.read(data).get("pid")
+        pid = node_lock.read(data).get("pid")
         return pid if isinstance(pid, int) and pid > 1 else self._child(node)
 
     def _child(self, node: NodeEntry) -> int | None:

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from ..consumer.reader_settings import ConsumerSettings
+from ..consumer.consumer_settings import ConsumerSettings
 from ..consumer.topology.questions import command
 from ..consumer.transport.access import Access
 from ..consumer.transport.async_connection import AsyncConnection
-from ..consumer.transport.connect_errors import reason_of
+from ..consumer.transport.connection_errors import reason_of
 from ..consumer.transport.connection_string import Address, Source
 from ..errors import ConnectionFailed, DecodeError
 from ..model import Datatype

@@ -20,13 +20,13 @@ from .changes import Change
 from .checkpoints.checkpoint import Checkpoint, CheckpointStore, MemoryCheckpoint
 from .checkpoints.checkpoint_file import FileCheckpoint
 from .client import Consumer
+from .consumer_settings import ConsumerSettings, RollbackPolicy
 from .groups.bucket_store import BucketGroupStore
 from .groups.cells import GroupStore
 from .groups.create_only_store import DirectoryGroupStore
 from .groups.membership import Revocation
-from .reader_settings import ConsumerSettings, RollbackPolicy
+from .streaming.consumer_base import ReadingStatus
 from .streaming.inbox import Rollback
-from .streaming.subscription import ReadingStatus
 from .transport.access import Access
 from .transport.connection_string import Source
 

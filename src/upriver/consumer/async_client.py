@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from ..session.consumer_events import Event, Rows
 from .changes import Change
+from .streaming.consumer_base import LEASE_TICK, ConsumerBase, Needs, NextEvent, ReadingStatus
 from .streaming.inbox import Closed, Delivery
-from .streaming.subscription import LEASE_TICK, Needs, NextEvent, ReadingStatus, Subscription
 
 
-class AsyncConsumer(Subscription):
+class AsyncConsumer(ConsumerBase):
     """Reads the changes of a bucket.
 
         async with AsyncConsumer("couchbase://127.0.0.1/default", end="now") as consumer:

@@ -20,8 +20,8 @@ from ..errors import InternalError
 from ..session.consumer_events import Event, Rows
 from ..session.stream_position import Position
 from .changes import Change
+from .streaming.consumer_base import LEASE_TICK, ConsumerBase, Needs, NextEvent, ReadingStatus
 from .streaming.inbox import Closed, Delivery, Failed
-from .streaming.subscription import LEASE_TICK, Needs, NextEvent, ReadingStatus, Subscription
 from .transport.async_connection import AsyncConnection
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _WORTH_TELLING: Final = 1 / 16
 
 
-class Consumer(Subscription):
+class Consumer(ConsumerBase):
     """Reads the changes of a bucket.
 
         with Consumer("couchbase://127.0.0.1/default", end="now") as consumer:

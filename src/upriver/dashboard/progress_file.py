@@ -12,8 +12,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from .figure_check import checked
 from .figure_types import BatchFigures, PipelineFigures
+from .figure_validation import checked
 
 #: The most bytes that one call reads (some thousand batches); older ones are skipped.
 _MOST: Final = 4 * 1024 * 1024

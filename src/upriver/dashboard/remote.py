@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from .._hosts import is_loopback
 from ..errors import ConfigError, UpriverError
-from .figure_check import checked
 from .figure_types import FORMAT, DocumentDetail, ServerFigures, VBucketDetail
+from .figure_validation import checked
 
 #: The most bytes of a response. A bucket with 1024 vbuckets takes about 50 KiB.
 _MOST: Final = 16 * 1024 * 1024

@@ -25,10 +25,10 @@ from ..spark.options import ReadOptions
 from ..spark.source.admission import Limits
 from ..spark.source.collection_events import CollectionEnd, CollectionLog, Name, ended_rows
 from ..spark.source.offset_planning import nowhere
+from ..spark.source.offset_ranges import ReadStep, steps_between
 from ..spark.source.offsets import Offset
 from ..spark.source.stream_driver import Driver
 from ..spark.source.task_reader import read_steps
-from ..spark.source.task_steps import ReadStep, steps_between
 from .destination_rows import STRATEGY, DestinationRows
 from .rows import DOCUMENT, Leftovers, SeenRows, TableRows
 

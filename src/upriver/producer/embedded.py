@@ -14,11 +14,11 @@ from typing import Any, Self
 
 from ..errors import ConfigError
 from ..store import Bucket, BucketSettings, Store
-from .connections.traffic_counters import Traffic
+from .connections.server_counters import Traffic
 from .server import Server
 from .server_context import ServerContext
 from .server_settings import ServerSettings
-from .statistics import ConnectionView
+from .server_views import ConnectionView
 
 logger = logging.getLogger("upriver.producer")
 

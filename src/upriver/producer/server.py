@@ -24,13 +24,13 @@ from .connections.connection_scheduler import ConnectionScheduler
 from .connections.file_descriptors import room_for_connections
 from .connections.listener import Listener
 from .connections.memory_limit import MemoryLimit
+from .connections.server_counters import Traffic
 from .connections.thread_pools import ThreadPools
-from .connections.traffic_counters import Traffic
 from .durability_monitor import DurabilityMonitor
 from .keyvalue import BackgroundWork, KeyValue
 from .server_context import GivenMap, ServerContext
 from .server_settings import ServerSettings
-from .statistics import (
+from .server_views import (
     ConnectionView,
     ServerView,
     bucket_view,

@@ -18,8 +18,8 @@ from .bootstrap import cluster_config, sasl
 from .bootstrap.users import Role, Users
 from .connections.client_info import ClientInfo
 from .keyvalue.durability_requirements import NO_COPIES, CopyNames, copy_names
-from .membership import MANAGER, NodeLease
 from .server_settings import ServerSettings
+from .write_lease import MANAGER, NodeLease
 
 #: The version that clients receive. Several clients choose their commands by it, so it names the
 #: Couchbase release whose commands are served.

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from .._hosts import is_loopback
 from ..errors import ConfigError
 from ..session.keepalive import IDLE_TIMEOUT
-from ..session.stream_request import Policy
+from ..session.stream_request_checks import Policy
 from ..wire.limits import MAX_BODY
-from .membership import NodeIdentity
+from .write_lease import NodeIdentity
 
 #: The data port of Couchbase Server, which clients use by default.
 DEFAULT_PORT = 11210

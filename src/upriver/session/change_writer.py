@@ -19,7 +19,7 @@ from ..wire import messages as m
 from ..wire.canonical import CanonicalChange
 from ..wire.dialects import Dcp, Dialect
 from ..wire.enum_codes import DURABILITY_LEVELS
-from ..wire.flatbuffer_events import StoredEvent, flatbuffer_event
+from ..wire.flatbuffer_event_encoder import StoredEvent, flatbuffer_event
 from ..wire.frameinfo import FrameInfo, StreamId
 from ..wire.protocol_enums import OpenFlag
 from ..wire.stored_prepares import StoredPrepare

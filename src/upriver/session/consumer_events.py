@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..errors import Status
 from ..model import FailoverLog, Snapshot, StreamEndReason, VBucketState
 from ..wire import messages as m
-from ..wire.system_events import NamedEvent
+from ..wire.flatbuffer_event_decoder import NamedEvent
 from .stream_position import Position
 
 _NOT_ASKED: Final = FailoverLog(())

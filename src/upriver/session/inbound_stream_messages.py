@@ -6,8 +6,8 @@ from typing import Final
 
 from ..model import NO_END, Snapshot, StreamEndReason
 from ..wire import messages as m
+from ..wire.flatbuffer_event_decoder import NamedEvent, named_event
 from ..wire.protocol_enums import MarkerFlag, OsoFlag
-from ..wire.system_events import NamedEvent, named_event
 from .consumer_events import Flushed, StateAsked, SyncWrite, SystemHappened
 from .inbound_row_checks import RowCheck
 from .requested_stream import RequestedStream, broken_rule

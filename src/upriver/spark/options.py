@@ -17,7 +17,7 @@ from ..consumer.transport.access import Access
 from ..consumer.transport.connection_string import Source
 from ..errors import ConfigError
 from ..settings.all_settings import COLUMN_ROLES, READ, WRITE
-from ..settings.connection_settings import access_of, content_of, source_of
+from ..settings.connection_from_settings import access_of, content_of, source_of
 from ..settings.setting import Given, Use
 from ..settings.vbucket_list import MAX_VBUCKETS
 

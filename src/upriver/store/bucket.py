@@ -17,7 +17,7 @@ from ..model import FailoverLog, Snapshot, VBucketState
 from ..wire import canonical
 from ..wire.canonical import CanonicalChange
 from ..wire.leb128 import key_name
-from . import consistency_check, document_versions, prepare_lookup, rollback, vbucket_changes
+from . import consistency_check, document_versions, prepare_lookup, rollback, vbucket_state_changes
 from .background_tasks import Maintenance
 from .bucket_core import BucketCore, SeqnoListener
 from .bucket_environment import MACHINE, Platform
@@ -25,7 +25,7 @@ from .bucket_settings import BucketSettings, SyncMode
 from .bucket_stats import BucketStats, StatsReader
 from .key_scan import KeyRange, KeyScan
 from .manifest import Collection, Manifest, Scope
-from .manifest_changes import change_manifest, replace_manifest
+from .manifest_update import change_manifest, replace_manifest
 from .rocksdb import translate
 from .rocksdb_layout import Meta, RecordKind, StoredRecord, seqno_key, vbucket_key
 from .seqno_reader import Backfill, Reader
@@ -345,12 +345,12 @@ class Bucket:
         With ``transfer`` it keeps its branch: in a takeover its writers move over.
         """
         self._vbucket(vbucket)
-        vbucket_changes.set_state(self._core, vbucket, state, transfer=transfer)
+        vbucket_state_changes.set_state(self._core, vbucket, state, transfer=transfer)
 
     def set_failover_log(self, vbucket: int, log: FailoverLog) -> None:
         """Sets a replica's failover log to that of its active copy."""
         self._vbucket(vbucket)
-        vbucket_changes.set_failover_log(self._core, vbucket, log)
+        vbucket_state_changes.set_failover_log(self._core, vbucket, log)
 
     def begin_branches(self) -> None:
         """Begins a new branch in every active vbucket.
@@ -448,14 +448,14 @@ class Bucket:
         Without ``copies``, replica and pending vbuckets are left unchanged: the stream from their
         active vbucket brings them the flush.
         """
-        for vbucket in vbucket_changes.flush(self._core, copies=copies):
+        for vbucket in vbucket_state_changes.flush(self._core, copies=copies):
             self._opened_with[vbucket] = 0
         self._maintenance.rewrite()
 
     def flush_copy(self, vbucket: int) -> None:
         """Empties a replica or pending vbucket whose active copy was flushed; sets a new vbuuid."""
         self._vbucket(vbucket)
-        vbucket_changes.flush_copy(self._core, vbucket)
+        vbucket_state_changes.flush_copy(self._core, vbucket)
 
     def expire(self) -> None:
         """Turns every expired document into an expiration, now."""

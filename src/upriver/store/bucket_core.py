@@ -26,7 +26,7 @@ from .rocksdb import Batch
 from .rocksdb_layout import Meta, StoredRecord, collection_of, vbucket_range
 from .seqno_reader import OpenReaders
 from .vbucket import Progress, Standing, Totals, VBucket, dump, load, new_vbuuid
-from .writes import operations, system_events
+from .writes import operations, system_event_records
 from .writes.cas_clock import HybridClock
 from .writes.change_requests import ChangeRequest, Outcome
 from .writes.prepared_writes import load_prepares
@@ -299,7 +299,7 @@ class BucketCore:
         newest = self.engine.seqnos.last(vbucket_range(vbucket))
         if newest is not None:
             seqno = int.from_bytes(newest[0][2:])
-            path = system_events.path_of(vbucket, newest[1])
+            path = system_event_records.path_of(vbucket, newest[1])
             record = self._record_of_newest(vbucket, seqno, path)
             if seqno > progress.high:
                 progress = Progress(

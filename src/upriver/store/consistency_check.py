@@ -22,7 +22,7 @@ from .rocksdb_layout import (
     vbucket_range,
 )
 from .vbucket import Progress
-from .writes import system_events
+from .writes import system_event_records
 from .writes.write_group import WriteGroup
 
 
@@ -44,7 +44,10 @@ def _vbucket_problems(group: WriteGroup, vbucket: int) -> Iterator[str]:
     for at, frame in engine.seqnos.scan(vbucket_range(vbucket)):
         seqno = counted.high = int.from_bytes(at[2:])
         try:
-            path, record = system_events.path_of(vbucket, frame), system_events.record_for(frame)
+            path, record = (
+                system_event_records.path_of(vbucket, frame),
+                system_event_records.record_for(frame),
+            )
         except (ValueError, StoreRefusal) as problem:
             yield f"the frame at seqno {seqno} cannot be read: {problem}"
             continue

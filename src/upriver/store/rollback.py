@@ -14,7 +14,7 @@ from ..wire import canonical, stored_prepares
 from .manifest import Manifest, events_between
 from .rocksdb_layout import collection_of, seqno_key, vbucket_range
 from .vbucket import Standing, new_vbuuid
-from .writes import system_events
+from .writes import system_event_records
 from .writes.write_group import WriteGroup
 
 #: Bytes of the time of the change, with which a history entry begins.
@@ -64,8 +64,8 @@ def _undo(group: WriteGroup, vbucket: int, seqno: int) -> None:
     above = vbucket_range(vbucket, seqno)
     restored: list[tuple[bytes, bytes]] = []
     for _, frame in group.engine.seqnos.scan(above):
-        path = system_events.path_of(vbucket, frame)
-        group.remove(vbucket, progress, path, system_events.record_for(frame))
+        path = system_event_records.path_of(vbucket, frame)
+        group.remove(vbucket, progress, path, system_event_records.record_for(frame))
         newer = [frame]
         while newer:
             entry = group.engine.history.get(seqno_key(vbucket, canonical.seqno_of(newer.pop())))
@@ -74,7 +74,7 @@ def _undo(group: WriteGroup, vbucket: int, seqno: int) -> None:
                 if canonical.seqno_of(version) > seqno:
                     newer.append(version)
                 else:
-                    restored.append((system_events.path_of(vbucket, version), version))
+                    restored.append((system_event_records.path_of(vbucket, version), version))
     group.set_highs(vbucket, progress, _highs_at(group, vbucket, seqno, restored))
     for path, version in restored:
         group.restore(vbucket, progress, path, version)
@@ -139,7 +139,7 @@ def _highs_at(
         sought = {collection for collection in sought if highs[collection] < at}
         if not sought:
             break
-        collection = collection_of(system_events.path_of(vbucket, frame))
+        collection = collection_of(system_event_records.path_of(vbucket, frame))
         if collection in sought:
             highs[collection] = at
     return {collection: high for collection, high in highs.items() if high}

@@ -16,7 +16,7 @@ from typing import Any
 from ..model import Datatype
 from .dialects import Dialect, Draft002
 from .dialects.draft002 import HEADER, OPCODE_NAMES, select_body
-from .dialects.memcached import MemcachedDialect
+from .dialects.memcached_base import MemcachedDialect
 from .frameinfo import FrameInfoError, decode_frame_infos
 from .framing import HEADER_002_SIZE
 from .header import HEADER_SIZE, MAGICS, Header, parse_header

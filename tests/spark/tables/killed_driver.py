@@ -15,16 +15,16 @@ import signal
 import sys
 
 from upriver.spark.session import session
-from upriver.spark.tables import table_set
+from upriver.spark.tables import pipeline_tables
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.upkeep import compaction
 
 
 def main() -> None:
     source, table, options, doomed, count = sys.argv[1:6]
     # what happens seldom in large tables happens often here
-    table_set.CHECKPOINT_EVERY = 3  # type: ignore[misc]
+    pipeline_tables.CHECKPOINT_EVERY = 3  # type: ignore[misc]
     compaction._MOST_ALIKE = 3  # type: ignore[misc]
     left = int(count)
 

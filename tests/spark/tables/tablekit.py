@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from upriver.errors import UpriverError
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.pipelines import changelog, mirror
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.testing import TemporaryProducer
 
 #: Seconds after which a pipeline is taken for stuck; never reached when all is well.

@@ -14,8 +14,8 @@ from tablekit import PATIENCE, becomes, current_versions, rows_of
 
 from upriver.errors import ConfigError
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

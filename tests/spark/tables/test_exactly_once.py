@@ -23,7 +23,7 @@ from tablekit import (
 
 from upriver.errors import ConfigError
 from upriver.spark.functions.fold import fold
-from upriver.spark.tables import table_set
+from upriver.spark.tables import pipeline_tables
 from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.upkeep import compaction
 from upriver.spark.tables.verify import verify
@@ -47,7 +47,7 @@ STEPS = ("read", "files", "commit", "table", "compaction files", "compaction com
 def test_a_crash_after_any_step_loses_and_doubles_nothing(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(pipeline_tables, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
     table = tmp_path / "documents"
     options = {"value_schema": "n int", "compact_every": 1}
@@ -102,7 +102,7 @@ def test_random_schedules_end_equal(
 
     The mirror is what the bucket has, and what a change log of the same history folds to.
     """
-    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(pipeline_tables, "CHECKPOINT_EVERY", 4)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
     table = tmp_path / "documents"
     dice = random.Random(seed)

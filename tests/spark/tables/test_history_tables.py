@@ -14,9 +14,9 @@ from test_killed_drivers import kill_a_driver
 
 from upriver.errors import ConfigError
 from upriver.spark.tables.delta_table_reader import read_table
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipelines import history
 from upriver.spark.tables.repair import repair
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 

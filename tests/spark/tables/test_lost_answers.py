@@ -15,9 +15,9 @@ from upriver.spark.tables.format import delta_log
 from upriver.spark.tables.format.storage import Storage, StorageFailed
 from upriver.spark.tables.lease import held_lease
 from upriver.testing import ChaosProxy
-from upriver.testing.world.blocking import machine
 from upriver.testing.world.network import Network, NetworkSettings
 from upriver.testing.world.object_store import ObjectStore, SimulatedStorage
+from upriver.testing.world.patched_stdlib import machine
 from upriver.testing.world.scheduler import Process, Scheduler
 from upriver.testing.world.threads import Threads
 

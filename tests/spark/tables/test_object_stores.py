@@ -11,12 +11,12 @@ from tablekit import PATIENCE, ModelledBucket, caught_up, crashed, documents_of,
 
 from upriver.errors import ConfigError
 from upriver.spark.functions.fold import fold
-from upriver.spark.tables import table_set
+from upriver.spark.tables import pipeline_tables
 from upriver.spark.tables.delta_table_reader import read_table
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipelines import changelog, mirror
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.progress import read_progress
+from upriver.spark.tables.progress_log import read_progress
 from upriver.spark.tables.upkeep import compaction
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import verify
@@ -111,7 +111,7 @@ def test_a_crash_after_any_step_loses_and_doubles_nothing(
     variables: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(pipeline_tables, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
     table = f"s3://{BUCKET}/crashes"
     options = {"value_schema": "n int", "compact_every": 1, "storage_options": variables}

@@ -12,14 +12,19 @@ import pytest
 
 from upriver.errors import ConfigError
 from upriver.model import StreamOffset
-from upriver.spark.source.task_steps import ReadStep
+from upriver.spark.source.offset_ranges import ReadStep
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.pipeline import divided
 from upriver.spark.tables.pipeline_report import page
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.progress import BatchRecord, LocalProgress, ProgressBook, read_progress
+from upriver.spark.tables.progress_log import (
+    BatchRecord,
+    LocalProgress,
+    ProgressBook,
+    read_progress,
+)
 from upriver.spark.tables.rows.row_shape import MirrorShape
-from upriver.spark.tables.settings import PipelineSettings
 
 SOURCE = "couchbase://localhost/default"
 SECRET = "a-secret-that-nobody-repeats"

@@ -17,13 +17,13 @@ from test_collection_changes import caught_up, started
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables.dead_letters import Replayed, replay
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of
 from upriver.spark.tables.repair import repair
 from upriver.spark.tables.rows.json_columns import JsonColumns
 from upriver.spark.tables.rows.json_types import merged, settled, type_of
 from upriver.spark.tables.rows.key_pattern import KeyColumns
 from upriver.spark.tables.rows.row_shape import NO_COLUMNS, MirrorShape
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.spark.tables.verify import Comparison, verify
 from upriver.testing import TemporaryProducer

@@ -10,7 +10,7 @@ import pytest
 from sparkkit import fill, update
 from tablekit import PATIENCE, documents_of
 
-from upriver.spark.source.task_steps import SMALL_BATCH
+from upriver.spark.source.offset_ranges import SMALL_BATCH
 from upriver.spark.tables import pipeline_start
 from upriver.spark.tables.executors import Executors, ThisProcess
 from upriver.spark.tables.pipelines import mirror

@@ -28,15 +28,15 @@ from tablekit import (
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables import lease as lease_module
-from upriver.spark.tables import table_set
-from upriver.spark.tables.format import key_index, row_cache
+from upriver.spark.tables import pipeline_tables
+from upriver.spark.tables.format import key_index, row_lookup
 from upriver.spark.tables.format.storage import Storage
 from upriver.spark.tables.lease import Lease, LeaseLost, held_lease
-from upriver.spark.tables.older_versions import OlderVersions
 from upriver.spark.tables.pipeline import Pipeline
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.settings import PipelineSettings
+from upriver.spark.tables.restore_versions import OlderVersions
 from upriver.spark.tables.upkeep import compaction, version_retention
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.testing import TemporaryProducer
@@ -60,7 +60,7 @@ def bucket() -> Iterator[ModelledBucket]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens seldom in large tables happens often in these."""
-    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(pipeline_tables, "CHECKPOINT_EVERY", 4)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 3)
     monkeypatch.setattr(version_retention, "_IN_FLIGHT", timedelta(0))
 
@@ -112,7 +112,7 @@ def test_random_histories_and_crashes_end_equal(
 ) -> None:
     table = tmp_path / "documents"
     dice = random.Random(seed)
-    monkeypatch.setattr(row_cache, "_SMALL", dice.choice([0, 2**20]))
+    monkeypatch.setattr(row_lookup, "_SMALL", dice.choice([0, 2**20]))
     options = {
         "kind": kind,
         "merge_on_read": merge_on_read,
@@ -189,7 +189,7 @@ def test_a_failover_at_any_step_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the first load on, at every step of a batch and of what follows it; once and twice."""
-    monkeypatch.setattr(table_set, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(pipeline_tables, "CHECKPOINT_EVERY", 1)
     monkeypatch.setattr(compaction, "_MOST_ALIKE", 2)
     table = tmp_path / "documents"
     options = {

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from upriver import telemetry
-from upriver.spark.tables.progress import LocalProgress, ProgressBook
+from upriver.spark.tables.progress_log import LocalProgress, ProgressBook
 from upriver.testing import TemporaryProducer
 
 

@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 from tablekit import PATIENCE, ModelledBucket, require_history, rows_of
 
 from upriver.errors import ConfigError
-from upriver.spark.tables.format import row_cache
+from upriver.spark.tables.format import row_lookup
 from upriver.spark.tables.format.delta_log import read_snapshot
 from upriver.spark.tables.format.storage import Storage
+from upriver.spark.tables.pipeline_settings import PipelineSettings
 from upriver.spark.tables.pipeline_start import place_of, start_pipeline
 from upriver.spark.tables.places import TablePlace
-from upriver.spark.tables.settings import PipelineSettings
 from upriver.spark.tables.upkeep import compaction
 from upriver.spark.tables.upkeep.manual_maintenance import compact
 from upriver.testing import TemporaryProducer
@@ -193,15 +193,15 @@ def test_ended_and_current_versions_lie_in_files_of_their_own(
 def test_copies_of_large_files_are_only_a_cache(
     bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(row_cache, "_SMALL", 0)
+    monkeypatch.setattr(row_lookup, "_SMALL", 0)
     table = tmp_path / "versions"
     for key in range(20):
         bucket.write(key % VBUCKETS, b"k%d" % key, b"old")
     caught_up(bucket, table, compact_every=0)
-    assert not (table / row_cache.FOLDER).exists(), "a first load makes none"
+    assert not (table / row_lookup.FOLDER).exists(), "a first load makes none"
     bucket.write(0, b"k0", b"new")
     caught_up(bucket, table, compact_every=0)
-    (copy,) = (table / row_cache.FOLDER).iterdir()
+    (copy,) = (table / row_lookup.FOLDER).iterdir()
     made = copy.stat()
     bucket.write(0, b"k4", b"new")
     caught_up(bucket, table, compact_every=0)
@@ -215,7 +215,7 @@ def test_copies_of_large_files_are_only_a_cache(
     else:
         bucket.write(0, b"k0", b"newer")
         caught_up(bucket, table, compact_every=0)
-        (other,) = (one for one in (table / row_cache.FOLDER).iterdir() if one != copy)
+        (other,) = (one for one in (table / row_lookup.FOLDER).iterdir() if one != copy)
         os.replace(other, copy)
     for key in range(20):
         bucket.write(key % VBUCKETS, b"k%d" % key, b"last")
@@ -223,7 +223,7 @@ def test_copies_of_large_files_are_only_a_cache(
     require_history(table, bucket, complete=True)
     # what is gone from the table goes here too
     compact(TablePlace.parse(table), seconds=0)
-    assert not list((table / row_cache.FOLDER).iterdir())
+    assert not list((table / row_lookup.FOLDER).iterdir())
 
 
 def test_columns_are_added_and_never_changed(bucket: ModelledBucket, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from upriver.testing.world import (
     explain,
     run,
 )
-from upriver.testing.world.containers import check_bounded
 from upriver.testing.world.flush_oracle import FlushOracle
+from upriver.testing.world.leak_oracle import check_bounded
 from upriver.testing.world.linearizability import FLUSH
-from upriver.testing.world.reigns import Reigns
+from upriver.testing.world.split_brain_oracle import Reigns
 from upriver.wire.protocol_enums import DurabilityLevel
 
 

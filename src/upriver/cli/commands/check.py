@@ -71,7 +71,7 @@ def check(
     # Imported here: help and completion need none of it.
     from ...consumer.checkpoints.checkpoint_file import FileCheckpoint
     from ...consumer.checkpoints.position_check import probe_and_wait
-    from ...consumer.reader_settings import ConsumerSettings
+    from ...consumer.consumer_settings import ConsumerSettings
     from ...consumer.transport.connection_string import Source
 
     checkpoint = FileCheckpoint(file).load()

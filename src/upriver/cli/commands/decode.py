@@ -20,8 +20,8 @@ from ...wire.dialects import Dcp, Dialect, Draft002
 from ...wire.dialects.by_name import DIALECTS
 from ...wire.dissect import FieldView, dissect
 from ...wire.framing import Framer
-from ...wire.lenient import LenientReading, read_as, readings
 from ...wire.messages import Message, Response
+from ...wire.misprint_repairs import LenientReading, read_as, readings
 from ...wire.protocol_enums import DIALECT_NAMES, Command
 from ..decode.hex_dump_parser import pieces_of_file, pieces_of_text
 from ..decode.packet_captures import is_capture, pieces_of_capture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..pipeline_view import pipeline_command
+from ..pipeline_command import pipeline_command
 from ..setting_options import history_settings
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...errors import UpriverError
-from ...wire.json_text import is_json
+from ...wire.json_check import is_json
 from ...wire.limits import MAX_VALUE
 from ..common_options import interruptible
 from ..setting_options import access_options, json_option, source_argument

@@ -31,7 +31,7 @@ def report(table: str, output: Path) -> None:
     """
     from ...spark.tables.pipeline_report import page
     from ...spark.tables.places import TablePlace
-    from ...spark.tables.progress import read_progress
+    from ...spark.tables.progress_log import read_progress
 
     place = TablePlace.parse(table)
     records = read_progress(place.storage)

@@ -22,7 +22,7 @@ from ...producer.server_settings import (
     ServerSettings,
     usual_http_port,
 )
-from ...session.stream_request import Policy
+from ...session.stream_request_checks import Policy
 from ..common_options import INTERRUPTED, log_level
 from ..setting_options import config_option
 from .dashboard import PAGE_PORTS, PagePort

@@ -27,7 +27,7 @@ from ..wait_messages import waiting_for
 if TYPE_CHECKING:
     from ...consumer.changes import Change
     from ...consumer.client import Consumer
-    from ...consumer.reader_settings import Start
+    from ...consumer.consumer_settings import Start
     from ...consumer.transport.access import Access
     from ...wire.protocol_enums import DialectName
     from ..tail.change_text import Lines
@@ -165,7 +165,7 @@ def tail(
     """
     # Imported late: help and completion do not need them.
     from ...consumer.checkpoints.checkpoint_file import FileCheckpoint
-    from ...consumer.reader_settings import ConsumerSettings, RollbackPolicy
+    from ...consumer.consumer_settings import ConsumerSettings, RollbackPolicy
     from ...consumer.transport.connection_string import Source
     from ..tail.change_text import JsonLines, PlainLines
     from ..tail.filters import change_filter, last_changes, parse_moment

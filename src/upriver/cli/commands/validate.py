@@ -10,7 +10,7 @@ import click
 from ...errors import ConfigError
 from ..result_exit_codes import ResultCommand
 from ..setting_options import json_option
-from ..stream_rules import StreamRules
+from ..stream_validation import StreamRules
 
 #: The longest line: a document of 20 MiB in base64, with what is around it.
 _LONGEST_LINE: Final = 64 * 1024 * 1024

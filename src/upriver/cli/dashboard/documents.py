@@ -10,7 +10,7 @@ from ...consumer.topology.cluster_map import vbucket_of
 from ...dashboard.figure_types import CollectionFigures, DocumentDetail, VersionFigures
 from ...errors import Status, StoreError, StoreRefusal
 from ...model import Datatype, VBucketState
-from ...producer.statistics import BucketView
+from ...producer.server_views import BucketView
 from ...store import Bucket, Collection, KeyRange, document_key
 from ...wire.canonical import CanonicalChange
 from ...wire.limits import MAX_KEY

@@ -29,9 +29,9 @@ from ...dashboard.figure_types import (
 from ...producer.bootstrap.users import Role
 from ...producer.connections.latency_histogram import BOUNDS, LatencyHistogram
 from ...producer.embedded import Producer
-from ...producer.statistics import BucketView, ConnectionView, bucket_view, resident_bytes
+from ...producer.server_views import BucketView, ConnectionView, bucket_view, resident_bytes
 from ...store import Bucket
-from .connections import connection_figures, stream_figures, stream_lag
+from .connection_figures import connection_figures, stream_figures, stream_lag
 from .documents import CollectionCounts, document_detail
 
 #: Seconds to wait for the producer's event loop.

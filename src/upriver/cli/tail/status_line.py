@@ -16,7 +16,7 @@ from typing import Final, Self
 import click
 
 from ...consumer.client import Consumer
-from ...consumer.streaming.subscription import ReadingStatus
+from ...consumer.streaming.consumer_base import ReadingStatus
 from ...errors import UpriverError
 
 #: Seconds between two updates of the line, and between two requests for the high seqnos.

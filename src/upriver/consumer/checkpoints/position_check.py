@@ -18,7 +18,7 @@ from typing import Final
 
 from ...session.consumer_events import RollbackReason, RolledBack, StreamOpened
 from ...session.stream_position import Position
-from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
 from ..streaming.inbox import Delivery, Failed
 from ..topology.cluster_view import NODE_TROUBLE

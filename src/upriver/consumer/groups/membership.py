@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 from ... import _entropy
 from ...errors import AuthenticationFailed, ConfigError, InternalError, UpriverError
 from ...session.stream_position import Position
-from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..streaming.engine import Engine
 from ..streaming.inbox import Assigned, Delivery, Nudge
 from .assignment import Reads

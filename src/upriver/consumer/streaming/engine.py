@@ -2,7 +2,7 @@
 
 One supervisor task opens a stream for each vbucket that has none, on a connection to the owner that
 the cluster map names. Failed attempts are repeated with back-off. Connections report the events of
-their sessions to `StreamEvents`. When a connection is lost, its vbuckets keep the positions that
+their sessions to `EventDispatch`. When a connection is lost, its vbuckets keep the positions that
 they had reached, and the supervisor opens their streams again. Events go to ``deliver`` in the
 order in which an application must see them.
 
@@ -29,19 +29,19 @@ from ...session.consumer_session import ConsumerSession
 from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
 from ...wire.protocol_enums import StreamFlag
-from ..reader_settings import ConsumerSettings, RollbackPolicy
-from ..topology.cluster_questions import renew_map
+from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..topology.cluster_view import NODE_TROUBLE, Topology, is_final
 from ..topology.discovery import Discovery
+from ..topology.request_routing import renew_map
 from ..transport.access import Access
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.background_errors import FaultGuard
 from ..transport.connection_string import Address, Source
+from .event_dispatch import EventDispatch
 from .inbox import Assigned, Delivery, Failed, Finished
 from .map_watch import MapWatch
 from .persistence_gate import PersistenceGate
-from .stream_events import StreamEvents
 from .stream_watchdog import StreamWatchdog
 from .vbucket_fetch_state import VBucketFetchState
 
@@ -91,7 +91,7 @@ class Engine:
         #: Nodes of whose loss a warning was logged; None stands for the cluster map.
         self._warned: set[Address | None] = set()
         self.guard = FaultGuard(self._fail)
-        self._events = StreamEvents(
+        self._events = EventDispatch(
             self._readers,
             self._sessions,
             self._nodes,

@@ -37,7 +37,7 @@ from ...session.consumer_events import (
 )
 from ...session.stream_position import Position, PositionTracker
 from ..changes import Change, changes_of
-from ..reader_settings import ConsumerSettings, RollbackPolicy
+from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
 from .row_filters import inflated, of_vbuckets, without_bodies, without_internal
 

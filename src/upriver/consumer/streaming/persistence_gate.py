@@ -20,8 +20,8 @@ import numpy as np
 
 from ...session.consumer_events import RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
-from ..topology.cluster_questions import ask_copies
 from ..topology.questions import persisted_seqno
+from ..topology.request_routing import ask_copies
 from ..transport.async_pool import AsyncNodes
 from .inbox import Delivery, Finished
 

@@ -15,7 +15,7 @@ from ...errors import ConnectionFailed
 from ...model import NO_END, StreamEndReason
 from ...session.consumer_events import StreamFinished
 from ...session.consumer_session import ConsumerSession
-from ..reader_settings import ConsumerSettings
+from ..consumer_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
 from .vbucket_fetch_state import VBucketFetchState
 

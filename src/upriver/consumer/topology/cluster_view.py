@@ -2,7 +2,7 @@
 
 The engine, the survey, the writer and the probe each have a `Topology`. It does no I/O. A task that
 needs answers from nodes is a `ClusterConversation`: a generator that yields visits to nodes, or
-pauses, and is sent the outcomes (`cluster_questions`). The blocking and the asyncio connection pool
+pauses, and is sent the outcomes (`request_routing`). The blocking and the asyncio connection pool
 run it (`blocking_connection`, `async_pool`).
 """
 

@@ -25,11 +25,13 @@ from ...session.conversation import Conversation
 from ...session.stream_position import Position
 from ...wire.protocol_enums import Feature
 from ..checkpoints.checkpoint import Checkpoint
-from ..reader_settings import ConsumerSettings
+from ..consumer_settings import ConsumerSettings
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
-from .cluster_questions import (
+from .cluster_view import NODE_TROUBLE
+from .questions import high_seqnos
+from .request_routing import (
     ask_failover_logs,
     ask_node,
     ask_owners,
@@ -37,8 +39,6 @@ from .cluster_questions import (
     refusal_of,
     renew_map,
 )
-from .cluster_view import NODE_TROUBLE
-from .questions import high_seqnos
 
 _log = logging.getLogger(__name__)
 

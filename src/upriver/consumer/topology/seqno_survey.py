@@ -19,10 +19,10 @@ from ..transport.access import Access
 from ..transport.blocking_connection import ANSWER_SECONDS, BlockingNodes
 from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network
-from .cluster_questions import ask_failover_logs, ask_node, ask_owners, renew_map
 from .cluster_view import ClusterConversation, Topology, is_final
 from .collection_names import Collections
 from .questions import VBucketSeqnos, cluster_map, high_seqnos, vbucket_seqnos
+from .request_routing import ask_failover_logs, ask_node, ask_owners, renew_map
 
 _T = TypeVar("_T")
 

@@ -33,9 +33,9 @@ from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.framing import Framer
 from ...wire.protocol_enums import Command, Feature
-from ..reader_settings import ConsumerSettings
+from ..consumer_settings import ConsumerSettings
 from .access import Access, introduction
-from .connect_errors import lost_connection, named, no_tls, unreachable
+from .connection_errors import lost_connection, named, no_tls, unreachable
 from .connection_string import Address, Source
 
 _T = TypeVar("_T")

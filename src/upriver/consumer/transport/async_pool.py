@@ -17,7 +17,7 @@ from ...errors import (
 from ...wire import messages as m
 from ...wire.dialects import Dcp
 from ...wire.dialects.by_name import DIALECTS
-from ..reader_settings import ConsumerSettings
+from ..consumer_settings import ConsumerSettings
 from ..topology.cluster_view import (
     NODE_TROUBLE,
     ClusterConversation,

@@ -32,7 +32,7 @@ from ..topology.cluster_view import (
     VisitOutcome,
 )
 from .access import Access, introduction
-from .connect_errors import lost_connection, named, no_tls, reason_of, unreachable
+from .connection_errors import lost_connection, named, no_tls, reason_of, unreachable
 from .connection_string import Address, Source
 
 _T = TypeVar("_T")

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 from ...errors import ConfigError, ConnectionFailed
-from ..topology.cluster_questions import renew_map
 from ..topology.cluster_view import Topology
+from ..topology.request_routing import renew_map
 from .access import Access
 from .blocking_connection import CONNECT_SECONDS, BlockingNodes
 from .connection_string import Address, Source

@@ -17,9 +17,9 @@ from ...wire.messages import Response
 from ...wire.protocol_enums import Feature
 from ...wire.values import unwrap
 from ..topology.cluster_map import ClusterMap, vbucket_of
-from ..topology.cluster_questions import ask_owners, renew_map
 from ..topology.cluster_view import Topology
 from ..topology.collection_names import Collections
+from ..topology.request_routing import ask_owners, renew_map
 from ..transport.access import Access
 from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes
 from ..transport.connection_string import Source

@@ -27,7 +27,7 @@ from ...wire.header import REQUEST, Header, pack_header
 from ...wire.messages import Response
 from ...wire.protocol_enums import Feature
 from ..transport.blocking_connection import BlockingConnection
-from .fast_responses import quick_answer
+from .fast_get_responses import quick_answer
 from .write_operations import Edit
 
 #: A round is full at this many bytes, or at its number of edits, whichever comes first. Servers

@@ -32,9 +32,9 @@ from ...errors import (
     UpriverError,
 )
 from ..topology.cluster_map import Network, vbucket_of
-from ..topology.cluster_questions import renew_map
 from ..topology.cluster_view import Topology, may_heal
 from ..topology.collection_names import Collections
+from ..topology.request_routing import renew_map
 from ..transport.access import Access
 from ..transport.blocking_connection import (
     ANSWER_SECONDS,

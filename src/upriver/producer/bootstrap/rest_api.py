@@ -35,7 +35,7 @@ from ..keyvalue.collection_commands import describe, parse
 from ..server_context import ServerContext
 from . import node_relay, pool_documents
 from .bucket_settings_form import changed_settings, new_settings
-from .collection_settings_form import CollectionChanges
+from .collection_management import CollectionChanges
 from .http_messages import HttpRefusal, HttpRequest, HttpResponse, json_response
 from .users import Role
 

@@ -26,14 +26,14 @@ from ...wire.dialects.draft002 import opaque_of
 from ...wire.header import parse_header
 from ...wire.protocol_enums import Command, Feature
 from ..bootstrap.bootstrap_commands import STREAM_COMMANDS, BootstrapCommands, Delayed, InThread
-from ..dcp.replica_commands import is_from_producer
-from ..dcp.stream_commands import StreamCommands
+from ..dcp.dcp_consumer import is_from_producer
+from ..dcp.dcp_producer import DcpProducer
 from ..keyvalue import BackgroundWork, KeyValue, Write
 from ..keyvalue.durability_requirements import DURABLE_COMMANDS, durability_of
 from ..keyvalue.fast_sets import plain_set
 from ..server_context import GivenMap
 from ..server_settings import PeerRelease
-from ..statistics import ConnectionView, connection_view
+from ..server_views import ConnectionView, connection_view
 from .client_info import ClientInfo
 from .connection_scheduler import TURN_PACKETS, TURN_SECONDS, Load
 from .deadlines import Deadlines
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         #: When the oldest data arrived that is not handled yet.
         self.received_at = self.now()
         self.client = ClientInfo(peer="")
-        self.streams = StreamCommands(
+        self.streams = DcpProducer(
             self.client,
             self,
             policy=server.settings.policy,

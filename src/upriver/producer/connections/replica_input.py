@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ...errors import DecodeError, StoreRefusal
 from ...store import Bucket
 from ...wire.dialects import Dialect
-from ..dcp.replica_commands import ReplicaCommands, Unread, is_from_producer
+from ..dcp.dcp_consumer import DcpConsumer, Unread, is_from_producer
 from ..keyvalue import BackgroundWork
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ReplicaInput:
         self.close = connection.close
         self.send = connection.send
         self.reply = connection.reply
-        self.commands = ReplicaCommands(bucket, dialect, self, name, consumer_name)
+        self.commands = DcpConsumer(bucket, dialect, self, name, consumer_name)
 
     def receive(self, packet: bytes, inbox: ReceiveBuffer, waiting: DeferredResponses) -> None:
         """Writes the messages that a producer has sent so far, in a thread."""

@@ -19,7 +19,7 @@ from ...session.collection_filter import FilterKind
 from ...session.flow_control import SendWindow
 from ...session.producer_options import OutOfOrder
 from ...session.stream_output import StoredChanges, StreamOutput
-from ...session.stream_request import Acceptance
+from ...session.stream_request_checks import Acceptance
 from ...session.stream_states import PRODUCER, next_state
 from ...session.stream_states import ProducerEvent as Event
 from ...session.stream_states import ProducerState as State
@@ -28,8 +28,8 @@ from ...wire import canonical
 from ...wire.header import cas_of
 from ...wire.protocol_enums import Command, MarkerFlag, OsoFlag
 from .completed_prepares import commits_until
+from .default_collection_end import VisibleEnd
 from .dropped_documents import without_dropped
-from .visible_end import VisibleEnd
 
 #: Bytes of changes that a stream reads in one step: large enough that the cost per packet is low,
 #: small enough that a thousand streams fit in memory.
@@ -71,7 +71,7 @@ class ActiveStream:
         self.position = accepted.start
         self.state = State.BACKFILLING
         self.is_takeover = accepted.takeover
-        #: Whether `StreamCommands` has the stream in its queue of streams with something to send.
+        #: Whether `DcpProducer` has the stream in its queue of streams with something to send.
         self.queued = False
         #: The seqno up to which the consumer acknowledged that everything is on its disk, and the
         #: last seqno of the changes that were sent.

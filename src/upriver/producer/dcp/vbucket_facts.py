@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...session.collection_filter import KnownCollections
-from ...session.stream_request import VBucketFacts
+from ...session.stream_request_checks import VBucketFacts
 from ...store import Bucket
 
 

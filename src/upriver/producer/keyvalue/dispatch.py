@@ -28,7 +28,7 @@ from . import (
 from .command_counts import counts_of
 from .document_locks import Locks
 from .durability_requirements import PreparedWrite
-from .frame_rules import DURABLE, KEEPS_EXPIRY
+from .frameinfo_commands import DURABLE, KEEPS_EXPIRY
 from .handler_results import Answer, Blocking, Later, Now, Responses, Several, Write
 from .range_scans import RangeScans
 from .request_context import Call, NodeView

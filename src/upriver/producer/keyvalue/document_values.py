@@ -12,7 +12,7 @@ from typing import Final
 from ...errors import Status, StoreRefusal
 from ...model import Datatype
 from ...wire import values
-from ...wire.json_text import is_json
+from ...wire.json_check import is_json
 from ...wire.limits import MAX_CHECKED_JSON
 from ...wire.protocol_enums import Feature
 from ..connections.client_info import ClientInfo

@@ -14,7 +14,7 @@ from ...store import Applied, SetDocument
 from ...wire import kv_messages as kv
 from ...wire.dialects import Dcp
 from ...wire.header import REQUEST, RESPONSE
-from ...wire.json_text import is_json
+from ...wire.json_check import is_json
 from ...wire.limits import MAX_KEY, MAX_PREFIXED_KEY
 from ...wire.protocol_enums import Command
 from .handler_results import MUTATION_TOKEN

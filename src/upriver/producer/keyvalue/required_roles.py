@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...wire.protocol_enums import Command as C
-from .frame_rules import PATH_MUTATIONS
+from .frameinfo_commands import PATH_MUTATIONS
 
 #: Commands about a bucket as a whole, not its documents. Every role needs them to use the bucket.
 _ORIENTATION: Final = frozenset(

@@ -15,7 +15,7 @@ from ...errors import Status, StoreRefusal
 from ...model import Datatype, VBucketState
 from ...wire import kv_messages as kv
 from ...wire.enum_codes import STATUSES
-from ...wire.json_text import is_json
+from ...wire.json_check import is_json
 from ...wire.messages import Request
 from .command_counts import counts_of
 from .handler_results import Answer, Responses, Several

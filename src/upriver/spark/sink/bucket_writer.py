@@ -44,10 +44,10 @@ from ...consumer.writing.writer import Writer, WriterSettings
 from ...errors import ConfigError, Status
 from ..options import WriteOptions
 from ..runtime.internals import micro_batch
+from .arrow_stream_writer import ArrowStreamWriter
 from .create_collections import created_collection
-from .removals import remove_others
+from .removed_at_source import remove_others
 from .row_edits import FENCE_PREFIX, Edits, roles_of
-from .stream_writer_base import ArrowStreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

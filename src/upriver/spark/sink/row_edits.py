@@ -5,7 +5,7 @@
     checkCas                       replaces the version with the row's CAS; without a CAS, inserts
     otherwise                      written unless the document already has this content
     op restate                     written whatever version there is: the source has lost that one
-    op restated                    gathered in `Edits.restated`, for `removals`
+    op restated                    gathered in `Edits.restated`, for `removed_at_source`
     op deletion or expiration      the same rules, for removing the document
     an expiry in the past          removes the document
 

@@ -26,12 +26,12 @@ from ..runtime.internals import may_push_filters
 from .admission import Limits
 from .filter_classes import Filter
 from .offset_planning import from_positions
+from .offset_ranges import ReadStep, steps_between
 from .offsets import Offset
 from .pushdown_filters import PushedFilters
 from .stream_driver import Driver
 from .stream_reader import StepsPartition, groups_for
 from .task_reader import read_whole_snapshots
-from .task_steps import ReadStep, steps_between
 
 #: Seconds between two attempts to plan a read of which a part cannot be planned yet.
 _PAUSE: Final = 0.2

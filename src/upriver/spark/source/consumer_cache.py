@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.transport.access import Access
 from ...consumer.transport.connection_string import Source
 from ...errors import UpriverError

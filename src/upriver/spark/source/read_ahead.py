@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...errors import RemoteProtocolError, UpriverError
 from ...model import FailoverLog, StreamOffset
 from ...session.consumer_events import Event, Rows, Step, StreamOpened

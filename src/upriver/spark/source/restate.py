@@ -13,7 +13,7 @@ Deletions and expirations come as such. A ``restated`` row is complete in itself
 matter which task gets it: its columns scope and collection name the collection, and its value is
 JSON with the vbucket, how many vbuckets the bucket has, and the keys as base64. Long lists are
 divided into several rows, each for the keys above ``after`` and up to ``until``, and of one
-remainder (`live_keys`), so that neither side holds more than a part of them in memory.
+remainder (`spilled_keys`), so that neither side holds more than a part of them in memory.
 
 A collection that is created in a vbucket, or emptied, is restated there in the same way, because a
 collection of its name from before is gone. Its ``restated`` rows have the seqno (``begun``): rows
@@ -40,9 +40,9 @@ from ...errors import UpriverError
 from ...model import Op
 from ..functions.fold import RESTATE, RESTATED
 from ..options import RowFormat
-from .live_keys import KeyPart, LiveKeys, remainder
+from .offset_ranges import ReadStep
 from .row_schema import arrow_schema
-from .task_steps import ReadStep
+from .spilled_keys import KeyPart, LiveKeys, remainder
 
 #: The bytes of keys in one row; and of a row that is read, which has them as base64 with quotes.
 _MOST_KEYS: Final = 1024 * 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.topology.seqno_survey import Survey
 from ..options import ReadOptions
 

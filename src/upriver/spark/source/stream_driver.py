@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ...consumer.checkpoints.position_check import probe_and_wait
-from ...consumer.reader_settings import RollbackPolicy
+from ...consumer.consumer_settings import RollbackPolicy
 from ...consumer.topology.collection_names import Collections
 from ...consumer.topology.questions import VBucketSeqnos
 from ...consumer.transport.connection_string import Address
@@ -29,11 +29,11 @@ from .offset_planning import (
     plan,
     with_rereads,
 )
+from .offset_ranges import SMALL_BATCH, newest_step
 from .offsets import Offset, SourceIdentity, VBucketProgress
 from .read_ahead import ArrivedChanges, ReadAhead
 from .row_size import RowSize
 from .source_access import reading_settings, survey_of
-from .task_steps import SMALL_BATCH, newest_step
 
 _log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from ..options import ReadOptions
 from ..runtime.spark_versions import has_admission_control
 from .admission import Limits
 from .offset_planning import nowhere
+from .offset_ranges import ReadStep, partition, steps_between
 from .offsets import Offset
 from .read_ahead import ArrivedChanges
 from .stream_driver import Driver
 from .task_reader import read_steps
-from .task_steps import ReadStep, partition, steps_between
 
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
 #: all the others wait with it.

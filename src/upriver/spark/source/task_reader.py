@@ -2,8 +2,9 @@
 
 A task has one consumer for all its vbuckets. A cut connection is mended inside of it. The task of a
 stream takes only rows of the branch that was planned (`RollbackPolicy.STOP`): a vbucket whose
-history has left it is read no further (`task_steps.judge`), and one that is served by a node that
-has not heard of it yet is looked for again. Rows are made by `row_schema`; Spark is not known here.
+history has left it is read no further (`offset_ranges.judge`), and one that is served by a node
+that has not heard of it yet is looked for again. Rows are made by `row_schema`; Spark is not known
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import RollbackPolicy
+from ...consumer.consumer_settings import RollbackPolicy
 from ...consumer.topology.collection_names import Collections
 from ...errors import RemoteProtocolError, RollbackRequired, UpriverError
 from ...model import NO_END
@@ -30,11 +31,11 @@ from ..options import ReadOptions
 from .collection_events import CollectionLog, Name, unnamed
 from .consumer_cache import CacheKey, consumer_for, keep
 from .live_collections import LiveCollections
+from .offset_ranges import ReadStep, StepVerdict, judge
 from .read_ahead import ArrivedChanges
 from .restate import Restatement
 from .row_schema import RowBuilder
 from .source_access import reading_settings, survey_of
-from .task_steps import ReadStep, StepVerdict, judge
 
 if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
     from .pushdown_filters import PushedFilters

@@ -21,9 +21,9 @@ from ...errors import ConfigError, UpriverError
 from ...model import StreamOffset
 from ..options import ReadOptions
 from ..source.collection_events import Name
+from ..source.offset_ranges import ReadStep
 from ..source.offsets import Offset, VBucketProgress
 from ..source.stream_driver import Driver
-from ..source.task_steps import ReadStep
 from .commit_state import TableState
 
 _log = logging.getLogger(__name__)

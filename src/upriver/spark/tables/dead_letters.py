@@ -28,11 +28,11 @@ from .format.open_table import OpenTable
 from .format.storage import Storage
 from .lease import held_lease
 from .merge import collection_table
+from .pipeline_settings import SHAPE
 from .pipeline_start import held_properties
+from .pipeline_tables import PipelineTables
 from .places import TablePlace
 from .rows.row_shape import LETTERS, MirrorShape
-from .settings import SHAPE
-from .table_set import TableSet
 from .upkeep.compaction import Rewrite
 from .upkeep.version_retention import Window
 
@@ -101,19 +101,19 @@ def replay(place: TablePlace) -> Replayed:
         return Replayed(fitting=counts[0], replaced=counts[1], left=counts[2])
 
 
-def _opened(place: TablePlace) -> tuple[TableSet, MirrorShape]:
+def _opened(place: TablePlace) -> tuple[PipelineTables, MirrorShape]:
     properties = held_properties(place)
     if properties is None or SHAPE not in properties:
         raise ConfigError(f"{place} is no mirror, so it has no dead letters")
     shape = MirrorShape.of_json(properties[SHAPE])
-    tables = TableSet.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
+    tables = PipelineTables.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
     if tables is None:
         raise ConfigError(f"there is no table of a pipeline at {place}")
     return tables, shape
 
 
 def _settled(
-    tables: TableSet,
+    tables: PipelineTables,
     shape: MirrorShape,
     storage: Storage,
     file: DataFile,
@@ -145,7 +145,7 @@ def _settled(
     return np.array(found, np.int64)
 
 
-def _reasons(tables: TableSet, shape: MirrorShape, rows: pa.Table) -> list[str | None]:
+def _reasons(tables: PipelineTables, shape: MirrorShape, rows: pa.Table) -> list[str | None]:
     """Why values do not fit the schemas of their tables now."""
     places = zip(*(rows.column(name).to_pylist() for name in ("scope", "collection")), strict=True)
     names = [collection_table(*place) if tables.per_collection else "" for place in places]
@@ -160,7 +160,7 @@ def _reasons(tables: TableSet, shape: MirrorShape, rows: pa.Table) -> list[str |
     return reasons
 
 
-def _seqnos(tables: TableSet, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
+def _seqnos(tables: PipelineTables, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
     """By name the seqnos of the mirror's rows of some documents."""
     key = tables.key
     assert key is not None

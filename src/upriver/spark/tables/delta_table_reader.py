@@ -36,7 +36,7 @@ from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile, TableSnapshot
 from .format.key_index import NAME_COLUMNS
 from .format.storage import Storage
-from .settings import storage_options
+from .pipeline_settings import storage_options
 from .table_read_options import TableReadOptions
 
 if TYPE_CHECKING:

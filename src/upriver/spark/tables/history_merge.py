@@ -36,12 +36,12 @@ import pyarrow.parquet as pq
 
 from ..source.collection_events import CollectionEnd, CollectionLog, first_ends
 from ..source.offset_planning import shared
+from ..source.offset_ranges import ReadStep
 from ..source.offsets import Offset
-from ..source.task_steps import ReadStep
 from .format.data_files import VALID_TO, NewFile, RowFiles, rows_of_collections
 from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile
-from .format.row_cache import rows_at
+from .format.row_lookup import rows_at
 from .format.storage import Storage
 from .merge import FoundRows, Merge, TaskOutcome, add_rows
 from .rows.row_shape import ENDED_BY, VERSION_COLUMNS

@@ -26,9 +26,9 @@ from ...errors import UpriverError
 from ..functions.fold import ROLLBACK
 from ..options import ReadOptions
 from ..source.collection_events import CollectionEnd, CollectionLog, Name
+from ..source.offset_ranges import ReadStep
 from ..source.row_schema import arrow_schema
 from ..source.task_reader import read_steps
-from ..source.task_steps import ReadStep
 from .format.data_files import (
     NewFile,
     RowFiles,

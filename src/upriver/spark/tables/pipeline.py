@@ -22,9 +22,9 @@ from ..._unclosed import warn_unclosed
 from ...errors import ConfigError, UpriverError
 from ..runtime.internals import task_errors
 from ..source.admission import Limits
+from ..source.offset_ranges import ReadStep, are_few, steps_between
 from ..source.offsets import Offset
 from ..source.stream_driver import Driver
-from ..source.task_steps import ReadStep, are_few, steps_between
 from .chosen_collections import (
     ChosenCollections,
     CollectionChange,
@@ -39,10 +39,10 @@ from .history_merge import MergeVersions, stays_up_to
 from .lag import Lag, LagMeter
 from .lease import Lease
 from .merge import VERSION_GONE, AppendTask, Merge, TaskOutcome, files_of_groups
-from .progress import PipelineStatus, ProgressBook
+from .pipeline_settings import SHAPE, PipelineSettings
+from .pipeline_tables import PipelineTables
+from .progress_log import PipelineStatus, ProgressBook
 from .rows.row_shape import MirrorShape
-from .settings import SHAPE, PipelineSettings
-from .table_set import TableSet
 from .upkeep.table_maintenance import TableMaintenance
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class BatchLoop:
         self,
         executors: Executors,
         settings: PipelineSettings,
-        tables: TableSet,
+        tables: PipelineTables,
         shape: MirrorShape,
         driver: Driver,
         lease: Lease,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from .progress import BatchRecord
+from .progress_log import BatchRecord
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 180

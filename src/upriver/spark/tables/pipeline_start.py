@@ -14,8 +14,8 @@ from ...errors import ConfigError
 from ...settings.setting import text_of
 from ..session import use_this_interpreter
 from ..source.consumer_cache import close_cached
+from ..source.offset_ranges import SMALL_BATCH
 from ..source.stream_driver import Driver
-from ..source.task_steps import SMALL_BATCH
 from .chosen_collections import ChosenCollections
 from .executors import executors_of
 from .format.open_table import OpenTable
@@ -23,12 +23,7 @@ from .lag import LagMeter
 from .lease import held_lease
 from .merge import change_schema
 from .pipeline import BatchLoop, Pipeline
-from .places import TablePlace
-from .progress import ProgressBook
-from .rows.json_types import require_column_names
-from .rows.key_pattern import KeyColumns
-from .rows.row_shape import NO_COLUMNS, MirrorShape
-from .settings import (
+from .pipeline_settings import (
     HASH_KEY,
     MERGE_ON_READ,
     PER_COLLECTION,
@@ -41,7 +36,12 @@ from .settings import (
     require_readable,
     require_same,
 )
-from .table_set import LEDGER, TableSet
+from .pipeline_tables import LEDGER, PipelineTables
+from .places import TablePlace
+from .progress_log import ProgressBook
+from .rows.json_types import require_column_names
+from .rows.key_pattern import KeyColumns
+from .rows.row_shape import NO_COLUMNS, MirrorShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,17 +148,17 @@ def _tables(
     shape: MirrorShape,
     identity: Mapping[str, str],
     on_step: Callable[[str], None],
-) -> TableSet:
+) -> PipelineTables:
     documents = settings.kind.documents
     schema = shape.arrow_schema if documents else change_schema(settings.read)
-    found = TableSet.open(place.storage, schema, settings.window, on_step)
+    found = PipelineTables.open(place.storage, schema, settings.window, on_step)
     if found is not None:
         found.own_schemas = shape.own_schemas
         return found
     properties = {**identity, **_LEFT_TO_US, PIPELINE: _entropy.uuid4().hex}
     if documents:
         properties[HASH_KEY] = _entropy.token_hex(16)
-    made = TableSet.create(place.storage, schema, properties, settings.window, on_step)
+    made = PipelineTables.create(place.storage, schema, properties, settings.window, on_step)
     made.own_schemas = shape.own_schemas
     return made
 

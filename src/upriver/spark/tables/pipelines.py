@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from ..._extras import extra
 from ...settings.option_types import ChangelogOptions, HistoryOptions, MirrorOptions
-from .settings import PipelineSettings
+from .pipeline_settings import PipelineSettings
 
 with extra("spark"):
     from .pipeline import Pipeline

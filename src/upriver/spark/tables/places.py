@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from ...errors import ConfigError
 from .format.storage import Storage
-from .progress import LocalProgress, ProgressLog, RemoteProgress
+from .progress_log import LocalProgress, ProgressLog, RemoteProgress
 
 _PRIVATE: Final = "_upriver"
 

@@ -24,10 +24,10 @@ from .format.delta_log import REPAIR
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
 from .merge import Merge, TaskOutcome
+from .pipeline_settings import PipelineSettings
 from .pipeline_start import place_of
+from .pipeline_tables import PipelineTables
 from .rows.row_shape import MirrorShape
-from .settings import PipelineSettings
-from .table_set import TableSet
 from .verify import (
     WRONG,
     Comparison,
@@ -100,7 +100,7 @@ def repair(
                 rows = [_rows_for(part, mirror.shape, judged) for part in mirror.parts]
         finally:
             judged.unpersist()
-        tables = TableSet.open(
+        tables = PipelineTables.open(
             place.storage, mirror.shape.arrow_schema, settings.window, trusting=True
         )
         assert tables is not None
@@ -124,7 +124,7 @@ def _require_same_branches(others: tuple[int, ...]) -> None:
         )
 
 
-def _has_strangers(tables: TableSet) -> bool:
+def _has_strangers(tables: PipelineTables) -> bool:
     return any(table.snapshot.strangers for table in tables.all_tables().values())
 
 
@@ -151,7 +151,10 @@ def _rows_for(part: MirrorPart, shape: MirrorShape, judged: DataFrame) -> pa.Tab
 
 
 def _outcome(
-    tables: TableSet, settings: PipelineSettings, mirror: HeldMirror, found: Sequence[pa.Table]
+    tables: PipelineTables,
+    settings: PipelineSettings,
+    mirror: HeldMirror,
+    found: Sequence[pa.Table],
 ) -> tuple[TaskOutcome, Any]:
     """Files with the rows of each part, and the rows that they replace; which are written."""
     done, key = TaskOutcome(), tables.key
@@ -176,7 +179,7 @@ def _outcome(
 
 
 def _repairing(
-    tables: TableSet, shape: MirrorShape, rows: pa.Table
+    tables: PipelineTables, shape: MirrorShape, rows: pa.Table
 ) -> tuple[list[pa.RecordBatch], Any]:
     """The rows of one part at or below the mirror's positions; and which of them are any."""
     offset = tables.state.offset

@@ -11,7 +11,7 @@ from ...settings.all_settings import TABLE_READ
 from ...settings.setting import Given
 from .format.delta_log import TableSnapshot, read_snapshot
 from .format.storage import Storage
-from .settings import storage_options
+from .pipeline_settings import storage_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

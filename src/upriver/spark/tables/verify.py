@@ -30,10 +30,7 @@ from .delta_table_reader import read_table
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .kinds import KINDS
-from .pipeline_start import held_properties, place_of
-from .places import TablePlace
-from .rows.row_shape import VERSION_COLUMNS, MirrorShape
-from .settings import (
+from .pipeline_settings import (
     KIND,
     PIPELINE,
     SHAPE,
@@ -42,7 +39,10 @@ from .settings import (
     identity_properties,
     require_same,
 )
-from .table_set import TableSet
+from .pipeline_start import held_properties, place_of
+from .pipeline_tables import PipelineTables
+from .places import TablePlace
+from .rows.row_shape import VERSION_COLUMNS, MirrorShape
 
 with extra("spark"):
     from .verify_source import GONE, documents_as_rows
@@ -227,7 +227,7 @@ def _mirror(
 ) -> HeldMirror:
     shape = MirrorShape.of_json(held[SHAPE])
     # as it is, whoever has written to it: that is what is to be found out
-    tables = TableSet.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
+    tables = PipelineTables.open(place.storage, shape.arrow_schema, Window(0, 0), trusting=True)
     if tables is None or tables.state.offset is None:
         raise ConfigError(f"{place} is still empty: its pipeline has not brought it up yet")
     app, batch = held[PIPELINE], tables.state.batch

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...errors import Status, StoreRefusal
 from ...model import Datatype
 from ...wire import canonical, values
-from ...wire.json_text import is_json
+from ...wire.json_check import is_json
 from ...wire.leb128 import key_name
 from ...wire.limits import MAX_CHECKED_JSON
 from ...wire.stored_prepares import StoredPrepare

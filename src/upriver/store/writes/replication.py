@@ -21,7 +21,7 @@ from ..rocksdb_layout import (
     vbucket_key,
 )
 from ..vbucket import Progress
-from . import prepared_writes, system_events
+from . import prepared_writes, system_event_records
 from .change_requests import (
     Applied,
     BeginSnapshot,
@@ -107,11 +107,11 @@ def replicate(group: WriteGroup, change: Replicate) -> Applied:
     """Writes a change of the active copy to a replica."""
     vbucket, frame = change
     group.require(vbucket, *_COPIES)
-    if not system_events.is_canonical(frame, vbucket):
+    if not system_event_records.is_canonical(frame, vbucket):
         raise StoreRefusal(Status.INVALID, f"no canonical frame of vbucket {vbucket}")
     progress = group.open(vbucket)
-    event = system_events.decode(frame) if canonical.is_event(frame) else None
-    record = system_events.record_for(frame)
+    event = system_event_records.decode(frame) if canonical.is_event(frame) else None
+    record = system_event_records.record_for(frame)
     _require_awaited(group, vbucket, progress, record.seqno)
     if event is not None:
         group.event(vbucket, event, seqno=record.seqno)

@@ -37,7 +37,7 @@ from ..rocksdb_layout import (
     vbucket_range,
 )
 from ..vbucket import PendingPrepare, Progress, Standing, VBucket, dump
-from . import system_events
+from . import system_event_records
 from .cas_clock import HybridClock
 
 #: Marks a key that the group has not changed. None marks a key that it deletes.
@@ -215,7 +215,7 @@ class WriteGroup:
 
     def restore(self, vbucket: int, progress: Progress, path: bytes, frame: bytes) -> None:
         """Restores an older version at its seqno. The version after it was removed before."""
-        record = system_events.record_for(frame)
+        record = system_event_records.record_for(frame)
         self._seqnos[seqno_key(vbucket, record.seqno)] = frame
         self._keys[path] = record.dump()
         self._schedule(vbucket, path, record)
@@ -283,13 +283,13 @@ class WriteGroup:
         """Stores a system event at ``seqno``, or at the vbucket's next seqno. Returns the seqno."""
         progress = self.open(vbucket)
         seqno = progress.high + 1 if seqno is None else seqno
-        path = system_events.key_of(vbucket, event)
+        path = system_event_records.key_of(vbucket, event)
         self.install(
             vbucket,
             progress,
             path,
             None if vbucket in self._cleared else self.record(path),
-            system_events.encode(event, vbucket, seqno),
+            system_event_records.encode(event, vbucket, seqno),
             (seqno, 0, 0, int(event.created), 0, RecordKind.EVENT, 0),
         )
         if event.collection is not None and not event.created:
@@ -305,7 +305,7 @@ class WriteGroup:
         for path in sorted(paths):
             record = self.record(path)
             if record is not None:
-                known = system_events.decode(self.frame(vbucket, record)).applied_to(known)
+                known = system_event_records.decode(self.frame(vbucket, record)).applied_to(known)
         return known
 
     def forget_erasures(self, vbucket: int, after: int) -> None:

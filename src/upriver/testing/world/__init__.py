@@ -14,9 +14,9 @@ clients and readers were told with what really happened.
 from __future__ import annotations
 
 from .cluster_world import CLUSTER, ClusterWorld
+from .committed_branches import Violation
 from .failure_report import failure_report
 from .faults import SINGLE
-from .history import Violation
 from .linearizability import LOSS, WIPE, Operation, explain
 from .plan import Plan, Scope, Step
 from .running import SCOPES, TABLE, run

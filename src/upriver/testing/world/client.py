@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.transport.access import Access
 from ...consumer.transport.async_connection import AsyncConnection

@@ -24,19 +24,19 @@ from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.transport.access import Access
 from ...errors import UpriverError
 from ...model import VBucketState
-from ...producer.membership import NodeIdentity
 from ...producer.server_settings import ServerSettings
+from ...producer.write_lease import NodeIdentity
 from ...store import Bucket, BucketSettings
 from .client import EXPIRING
-from .containers import check_bounded
+from .committed_branches import Violation
 from .flush_oracle import FlushOracle
-from .history import Violation
+from .leak_oracle import check_bounded
 from .linearizability import FLUSH, LOSS, Operation
 from .node import Node
 from .plan import Plan, Scope
-from .reigns import Reigns
 from .scheduler import Process
 from .simulated_node_processes import Nobody, SimulatedNodeProcesses
+from .split_brain_oracle import Reigns
 from .world import BUCKET, BUCKET_UUID, FIRST_PORT, PATIENCE, World
 
 #: Three nodes with replicas, and a manager that fails nodes over and recovers them.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .history import Violation
+from .committed_branches import Violation
 from .linearizability import FLUSH, Operation
-from .reigns import Reigns
+from .split_brain_oracle import Reigns
 
 
 class _Flush(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ...model import MAX_FAILOVER_ENTRIES
-from .history import Violation
+from .committed_branches import Violation
 
 if TYPE_CHECKING:
     from .world import World

@@ -19,10 +19,10 @@ from ...errors import Status, StoreError, StoreRefusal
 from ...producer.connections.connection import Connection
 from ...producer.connections.connection_scheduler import ConnectionScheduler
 from ...producer.keyvalue import BackgroundWork
-from ...producer.membership import NodeLease
 from ...producer.server import Server
 from ...producer.server_context import ServerContext
 from ...producer.server_settings import ServerSettings
+from ...producer.write_lease import NodeLease
 from ...store import Bucket, BucketSettings, Store
 from ...store.bucket_environment import Platform
 from ...store.writes.change_requests import ChangeRequest, Outcome

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 from ...consumer.async_client import AsyncConsumer
 from ...consumer.checkpoints.checkpoint import Checkpoint
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.transport.access import Access
 from ...errors import RemoteProtocolError, UpriverError
 from ...model import Op
 from ...session.consumer_events import Event, RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
-from .history import Branch, Histories, Violation
+from .committed_branches import Branch, Histories, Violation
 
 #: Seconds between two attempts to start after an error.
 _AGAIN: Final = 1.0

@@ -8,8 +8,8 @@ from typing import Final
 
 from .cluster_faults import CLUSTER_FAULTS
 from .cluster_world import CLUSTER, ClusterWorld
+from .committed_branches import Violation
 from .faults import FAULTS, SINGLE
-from .history import Violation
 from .plan import Plan
 from .world import Outcome, World
 

@@ -18,7 +18,7 @@ from ...spark.tables.format.data_files import VALID_TO, read_rows
 from ...spark.tables.format.delta_log import LOG, STATE, DataFile, files_named
 from ...spark.tables.format.key_index import index_path
 from ...spark.tables.rows.row_shape import ENDED_BY
-from .history import Histories, Violation
+from .committed_branches import Histories, Violation
 from .object_store import ObjectStore, SimulatedStorage
 
 _COMMIT: Final = re.compile(rf"(.*){LOG}/(\d{{20}})\.json")

@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any, Final
 
 from ...errors import ConfigError, UpriverError
-from ...spark.tables import lease, pipeline, pipeline_start, table_set
+from ...spark.tables import lease, pipeline, pipeline_start, pipeline_tables
 from ...spark.tables.executors import ThisProcess
 from ...spark.tables.format import data_files
 from ...spark.tables.format.storage import FileGone
+from ...spark.tables.pipeline_settings import PipelineSettings
 from ...spark.tables.places import TablePlace
-from ...spark.tables.settings import PipelineSettings
 from ...spark.tables.upkeep import manual_maintenance
-from .blocking import machine, replaced
+from .committed_branches import Violation
 from .faults import FAULTS
-from .history import Violation
 from .memory_bounds import require_at_most
 from .object_store import ObjectStore, SimulatedStorage
+from .patched_stdlib import machine, replaced
 from .plan import Plan
 from .scheduler import Process
 from .table_oracle import Documents, TableOracle
@@ -84,7 +84,7 @@ class TableWorld(World):
     def surroundings(self) -> Iterator[None]:
         with (
             machine(self.network, self.threads, self.child_of, self._is_running),
-            replaced(table_set, CHECKPOINT_EVERY=self.checkpoint_every),
+            replaced(pipeline_tables, CHECKPOINT_EVERY=self.checkpoint_every),
             replaced(lease, DURATION=_LEASE, _RENEWED_AFTER=_LEASE / 4),
             replaced(pipeline_start, executors_of=partial(Workers, self)),
             # small batches are done by the driver itself, or in half of the worlds by workers too

@@ -26,9 +26,9 @@ from ...errors import StoreError
 from ...producer.server_settings import ServerSettings
 from ...store import Bucket, BucketSettings
 from .client import Client, Wish
+from .committed_branches import Histories, Violation
 from .disk import SimulatedDisk
 from .faults import FAULTS
-from .history import Histories, Violation
 from .linearizability import Operation, explain
 from .memory_bounds import check_memory
 from .network import Network

@@ -32,7 +32,7 @@ from ..protocol_enums import MarkerFlag, OpenFlag, OsoFlag, StreamFlag
 from . import keyvalue
 from .interface import SnapshotStyle
 from .layout_table import Table
-from .memcached import MemcachedDialect
+from .memcached_base import MemcachedDialect
 
 #: Datatypes of a deletion's value: xattrs, and what some server releases stored by mistake.
 _DELETION_DATATYPES = frozenset({0, 2, 4, 5, 6, 7})

@@ -18,7 +18,7 @@ from . import keyvalue
 from .dcp import STREAM_RANGE, stream_responses
 from .interface import SnapshotStyle
 from .layout_table import Table
-from .memcached import MemcachedDialect
+from .memcached_base import MemcachedDialect
 
 _ITEM = Record(
     u64("seqno", label="by seqno"),

@@ -19,7 +19,7 @@ from . import keyvalue
 from .dcp import OPEN_EXTRAS, STREAM_RANGE, STREAM_RESPONSES
 from .interface import SnapshotStyle
 from .layout_table import Table
-from .memcached import MemcachedDialect
+from .memcached_base import MemcachedDialect
 
 _BODY = Value(document=True)
 _SEQNOS = (u64("seqno", label="by seqno"), u64("rev", label="rev seqno"))

@@ -42,7 +42,7 @@ class CollectionDropped(Request):
 class CollectionModified(Request):
     """A collection has another time to live, or keeps its history from now on or no more.
 
-    It is made of a system event in FlatBuffers (`system_events`), and has no layout of its own.
+    It is made of a system event in FlatBuffers (`flatbuffer_event_decoder`); it has no layout.
     """
 
     vbucket: int

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Final, NoReturn
 
 from ....errors import Status, StoreRefusal
-from ....wire.json_text import DECODER
+from ....wire.json_check import DECODER
 from .json_paths import (
     MAX_DEPTH,
     Entry,

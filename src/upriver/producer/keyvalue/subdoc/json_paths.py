@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from ....errors import Status, StoreRefusal
-from ....wire.json_text import DECODER
+from ....wire.json_check import DECODER
 
 #: The name of a member, or the index of an element, with -1 for the last.
 PathPart = str | int

@@ -11,7 +11,7 @@ from typing import Final
 
 from ....errors import Status, StoreRefusal
 from ....wire import kv_messages as kv
-from ....wire.json_text import is_json
+from ....wire.json_check import is_json
 from ....wire.protocol_enums import Command as C
 from ....wire.protocol_enums import PathFlag
 from . import json_edits

@@ -26,14 +26,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ....errors import ConfigError
-from .json_leftovers import (
+from .json_types import Type, can_be_column, merged, type_of
+from .rescued_members import (
     doubled_in,
     has_doubled_members,
     left_over,
     members_of_pairs,
     with_doubled,
 )
-from .json_types import Type, can_be_column, merged, type_of
 
 _Convert = Callable[[Any], Any]
 _INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}

@@ -15,8 +15,8 @@ from ....errors import ConfigError
 from ..executors import ThisProcess
 from ..lease import Lease, held_lease
 from ..pipeline_start import held_properties
+from ..pipeline_tables import PipelineTables
 from ..places import TablePlace
-from ..table_set import TableSet
 from .table_maintenance import TableMaintenance
 from .version_retention import Window
 
@@ -39,13 +39,13 @@ def compact(place: TablePlace, *, seconds: float) -> list[Compacted]:
         lease = None
         with suppress(ConfigError):  # a pipeline runs: it decides itself which versions are kept
             lease = stack.enter_context(held_lease(place.storage, wait=False))
-        tables = TableSet.open(place.storage, pa.schema([]), Window(seconds, 2**62))
+        tables = PipelineTables.open(place.storage, pa.schema([]), Window(seconds, 2**62))
         if tables is None:
             raise ConfigError(f"there is no table of a pipeline at {place}")
         return _compacted(tables, lease, seconds)
 
 
-def _compacted(tables: TableSet, lease: Lease | None, seconds: float) -> list[Compacted]:
+def _compacted(tables: PipelineTables, lease: Lease | None, seconds: float) -> list[Compacted]:
     if lease is None and tables.per_collection:
         raise ConfigError(
             f"a pipeline is running on {tables.root.url}, and compacts its tables by itself"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import table_set
+from .. import pipeline_tables
 from ..commit_state import DEAD_LETTERS
 from ..executors import Executors
 from ..format import delta_log
 from ..format.open_table import Conflict, OpenTable
 from ..lease import Lease
-from ..settings import PIPELINE
+from ..pipeline_settings import PIPELINE
 from .compaction import CompactionPace, Rewrite, Rewritten, chosen_for_compaction
 from .version_retention import remove_leftovers
 
@@ -24,7 +24,7 @@ from .version_retention import remove_leftovers
 class TableMaintenance:
     """Rearranges the files of the tables, and removes what nobody needs any more."""
 
-    def __init__(self, tables: table_set.TableSet) -> None:
+    def __init__(self, tables: pipeline_tables.PipelineTables) -> None:
         self._tables = tables
         self._pace = CompactionPace()
 
@@ -37,7 +37,7 @@ class TableMaintenance:
         is_more = False
         left = self._pace.bytes
         for name, table in tables.all_tables().items():
-            for _ in range(table_set.ATTEMPTS):
+            for _ in range(pipeline_tables.ATTEMPTS):
                 chosen, more = chosen_for_compaction(
                     table.files, everything=everything, most_bytes=left
                 )
@@ -83,7 +83,7 @@ class TableMaintenance:
 
     def checkpoint(self, every: int | None = None) -> bool:
         """Sums the logs up, where that is due; says whether any was."""
-        every = table_set.CHECKPOINT_EVERY if every is None else every
+        every = pipeline_tables.CHECKPOINT_EVERY if every is None else every
         tables = self._tables.all_tables()
         if all(table.snapshot.commits_since_checkpoint < every for table in tables.values()):
             return False

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from ..format import deletion_vectors, key_index, row_cache
+from ..format import deletion_vectors, key_index, row_lookup
 from ..format.delta_log import (
     LOG,
     DataFile,
@@ -32,7 +32,7 @@ from ..format.delta_log import (
     read_snapshot,
 )
 from ..format.key_index import index_path
-from ..format.row_cache import cache_path
+from ..format.row_lookup import cache_path
 from ..format.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _READ_AT_ONCE: Final = 16
 #: Files that no commit names go when nobody can be about to commit them any more.
 _IN_FLIGHT: Final = timedelta(hours=1)
 #: Folders of a table for files of ours besides rows.
-_OUR_FOLDERS: Final = (deletion_vectors.FOLDER, key_index.FOLDER, row_cache.FOLDER)
+_OUR_FOLDERS: Final = (deletion_vectors.FOLDER, key_index.FOLDER, row_lookup.FOLDER)
 #: A file of rows as `data_files` names it.
 _OUR_ROWS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
 

@@ -37,7 +37,7 @@ from ...session.consumer_events import (
 from ...session.consumer_session import ConsumerSession
 from ...session.dcp_open import denied
 from ...wire import messages as m
-from ..reader_settings import RollbackPolicy
+from ..consumer_settings import RollbackPolicy
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.background_errors import as_upriver_error
@@ -64,7 +64,7 @@ _REOPENED: Final = frozenset(
 _MOST_BROKEN_IN_A_ROW: Final = 8
 
 
-class StreamEvents:
+class EventDispatch:
     """Owner of all connections that carry sessions; shares readers and sessions with the engine."""
 
     def __init__(

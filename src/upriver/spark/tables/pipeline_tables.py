@@ -31,9 +31,9 @@ from .format.open_table import Conflict, OpenTable
 from .format.storage import Storage
 from .lease import Lease, LeaseLost
 from .merge import TaskOutcome
-from .older_versions import OlderVersions
+from .pipeline_settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
+from .restore_versions import OlderVersions
 from .rows.row_shape import LETTERS
-from .settings import HASH_KEY, MERGE_ON_READ, PER_COLLECTION, PIPELINE
 from .upkeep.version_retention import Retention, Window
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ ATTEMPTS: Final = 8
 
 
 @dataclass(slots=True)
-class TableSet:
+class PipelineTables:
     """The tables of a pipeline as they are now."""
 
     root: Storage
@@ -77,7 +77,7 @@ class TableSet:
         on_step: Callable[[str], None] = lambda step: None,
         *,
         trusting: bool = False,
-    ) -> TableSet | None:
+    ) -> PipelineTables | None:
         """The tables of a place; None if there are none of ours.
 
         ConfigError if others have changed their rows, unless it is ``trusting``.
@@ -105,7 +105,7 @@ class TableSet:
         properties: Mapping[str, str],
         window: Window,
         on_step: Callable[[str], None] = lambda step: None,
-    ) -> TableSet:
+    ) -> PipelineTables:
         per_collection = properties.get(PER_COLLECTION) == "true"
         state = TableState()
         ledger = OpenTable.create(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..errors import DecodeError, EncodeError, Status
 from .dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from .dialects.draft002 import HEADER, OPCODE_NAMES
-from .dialects.memcached import MemcachedDialect
+from .dialects.memcached_base import MemcachedDialect
 from .framing import HEADER_002_SIZE
 from .header import HEADER_SIZE, MAGICS, REQUEST, Header, pack_header, parse_header
 from .messages import BareHeader, Message, PlainResponse, Response, UnknownCommand

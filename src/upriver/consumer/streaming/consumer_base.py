@@ -1,4 +1,4 @@
-"""`Subscription`: the common base of the blocking and the asyncio client.
+"""`ConsumerBase`: the common base of the blocking and the asyncio client.
 
 It holds the options, the engine, the inbox and the checkpoint store. `_next_event` is the way to
 the next event for both clients: a generator that yields what it needs, such as the next delivery.
@@ -21,10 +21,10 @@ from ...errors import ConfigError
 from ...session.consumer_events import Event
 from ...session.stream_position import Position
 from ..checkpoints.checkpoint import Checkpoint, CheckpointStore
+from ..consumer_settings import ConsumerOptions, ConsumerSettings, settings_for
 from ..groups.cells import GroupStore
 from ..groups.membership import DEFAULT_LEASE, Membership, Revocation, check_settings
 from ..groups.store_address import open_group_store
-from ..reader_settings import ConsumerOptions, ConsumerSettings, settings_for
 from ..topology.collection_names import SYSTEM_SCOPE, Collections
 from ..transport.access import Access
 from ..transport.connection_string import Address, Source
@@ -36,7 +36,7 @@ LEASE_TICK: Final = 0.05
 
 
 class Needs(Enum):
-    """What `Subscription._next_event` waits for."""
+    """What `ConsumerBase._next_event` waits for."""
 
     #: The next delivery, which is sent into the generator.
     DELIVERY = "delivery"
@@ -74,7 +74,7 @@ class ReadingStatus:
         return all(self.nodes.values()) and all(self.vbuckets.values())
 
 
-class Subscription(ABC):
+class ConsumerBase(ABC):
     """Streams the changes of a bucket once, from the given options to the end or to `close`."""
 
     #: The kind of block to use the client in, for error messages.

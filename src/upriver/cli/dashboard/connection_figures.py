@@ -11,7 +11,7 @@ from typing import Final
 from ...dashboard.figure_types import ConnectionFigures, StreamFigures
 from ...errors import StoreError
 from ...model import NO_END
-from ...producer.statistics import BucketView, ConnectionView, StreamView
+from ...producer.server_views import BucketView, ConnectionView, StreamView
 from ...store import Bucket, VBucketStats
 
 #: The most connections, and streams per connection, that are shown; there may be thousands.

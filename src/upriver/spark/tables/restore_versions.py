@@ -9,17 +9,17 @@ from .commit_state import DEAD_LETTERS, TableState
 from .format import delta_log
 from .format.delta_log import DataFile
 from .format.storage import FileGone
+from .pipeline_settings import SHAPE
 from .rows.row_shape import MirrorShape
-from .settings import SHAPE
 
 if TYPE_CHECKING:
-    from .table_set import TableSet
+    from .pipeline_tables import PipelineTables
 
 
 class OlderVersions:
     """The versions that the tables have had, as far as they are still there."""
 
-    def __init__(self, tables: TableSet) -> None:
+    def __init__(self, tables: PipelineTables) -> None:
         self._tables = tables
         #: What a plan has looked up to know where vbuckets can go back to; forgotten after it.
         self._files: dict[int, dict[str, list[DataFile]] | None] = {}

@@ -35,7 +35,7 @@ from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
     from ..spark.tables.pipeline import Pipeline
-    from ..spark.tables.progress import PipelineStatus
+    from ..spark.tables.progress_log import PipelineStatus
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from .history import Violation
+from .committed_branches import Violation
 from .linearizability import Operation
 
 

@@ -38,8 +38,8 @@ from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.header import FLEX_REQUEST, REQUEST
 from ...wire.protocol_enums import Command, StreamFlag
+from .dcp_producer import ACKNOWLEDGE_SEQNOS
 from .replica_writer import ReplicaWriter
-from .stream_commands import ACKNOWLEDGE_SEQNOS
 
 logger = logging.getLogger("upriver.producer")
 
@@ -67,7 +67,7 @@ def is_from_producer(packet: bytes) -> bool:
 
 
 class Inlet(Protocol):
-    """What `ReplicaCommands` needs of its connection and server."""
+    """What `DcpConsumer` needs of its connection and server."""
 
     def now(self) -> float: ...
     def reply(self, *messages: m.Message) -> None: ...
@@ -98,7 +98,7 @@ class _Stream:
     rollbacks: int = 0
 
 
-class ReplicaCommands:
+class DcpConsumer:
     """The streams that one connection receives as a consumer."""
 
     def __init__(

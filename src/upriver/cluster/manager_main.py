@@ -1,4 +1,4 @@
-"""The manager of a cluster as a process: ``python -m upriver.cluster.manager_process DIRECTORY``.
+"""The manager of a cluster as a process: ``python -m upriver.cluster.manager_main DIRECTORY``.
 
 It serves commands until it is stopped. SIGTERM ends the manager alone and leaves the nodes running,
 so that another manager can take over; the command ``stop`` ends everything. It ends by itself when

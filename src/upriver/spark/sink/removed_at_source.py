@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...consumer.client import Consumer
-from ...consumer.reader_settings import ConsumerSettings
+from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.topology.cluster_map import vbucket_of
 from ...consumer.writing.version_copies import restored_removal
 from ...consumer.writing.write_operations import removal

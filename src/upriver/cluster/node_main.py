@@ -1,4 +1,4 @@
-"""One node of a cluster as a process: ``python -m upriver.cluster.node_process DATA ...``.
+"""One node of a cluster as a process: ``python -m upriver.cluster.node_main DATA ...``.
 
 It is a producer that serves nothing until its manager has sent it the map of its vbuckets. It ends
 by itself when its directory is removed.
@@ -19,10 +19,10 @@ from ..errors import UpriverError
 from ..logs import JSON_VARIABLE, configure_logging
 from ..model import VBucketState
 from ..producer.embedded import Producer
-from ..producer.membership import NodeIdentity
 from ..producer.server_settings import ServerSettings
+from ..producer.write_lease import NodeIdentity
 from ..store import BucketSettings
-from .node_files import EPOCH_FILE, NodeLock
+from .node_lock import EPOCH_FILE, NodeLock
 
 logger = logging.getLogger("upriver.cluster")
 

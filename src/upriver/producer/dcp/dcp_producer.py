@@ -25,14 +25,14 @@ from ...session.producer_options import (
     set_control,
 )
 from ...session.stream_output import StreamOutput
-from ...session.stream_request import Acceptance, Policy, Refusal, RollbackTo, decide
+from ...session.stream_request_checks import Acceptance, Policy, Refusal, RollbackTo, decide
 from ...session.stream_states import ProducerState
 from ...store import Bucket
 from ...wire import messages as m
 from ...wire.dialects import Dcp, Dialect
 from ...wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 from ..connections.client_info import ClientInfo
-from ..connections.traffic_counters import Traffic
+from ..connections.server_counters import Traffic
 from ..server_settings import PeerRelease
 from .active_stream import ActiveStream
 from .open_value import consumer_name, open_value_problem
@@ -61,14 +61,14 @@ _ACKNOWLEDGED: Final = frozenset({Command.SNAPSHOT_MARKER, Command.SET_STREAM_ST
 
 
 class Outlet(Protocol):
-    """What `StreamCommands` needs of its connection and server."""
+    """What `DcpProducer` needs of its connection and server."""
 
     def now(self) -> float: ...
     def opened(self, name: str) -> None:
         """Called when the connection got a name; an older one of that name must be closed."""
 
     def follow(self, vbucket: int) -> None:
-        """Has `StreamCommands.wake` called when the vbucket has new changes or another state."""
+        """Has `DcpProducer.wake` called when the vbucket has new changes or another state."""
 
     def commit(self, call: Callable[[], object], then: Callable[[], None]) -> None:
         """Runs ``call``, which waits for the disk, in a thread; then ``then`` on the event loop."""
@@ -92,7 +92,7 @@ class _LiveStreams(Container[tuple[int, int | None]]):
         return stream is not None and stream.state is not ProducerState.DEAD
 
 
-class StreamCommands:
+class DcpProducer:
     """The streams that one connection sends."""
 
     def __init__(

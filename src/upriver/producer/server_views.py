@@ -16,8 +16,8 @@ from typing import Final
 from ..store import Bucket, BucketStats, VBucketStats
 from .connections.client_info import ClientInfo
 from .dcp.active_stream import ActiveStream
-from .dcp.replica_commands import ReplicaCommands
-from .dcp.stream_commands import StreamCommands
+from .dcp.dcp_consumer import DcpConsumer
+from .dcp.dcp_producer import DcpProducer
 
 #: Characters shown of a client's agent name, as on Couchbase Server.
 _MAX_AGENT: Final = 32
@@ -89,7 +89,7 @@ class ServerView:
 
 
 def connection_view(
-    client: ClientInfo, commands: StreamCommands, replica: ReplicaCommands | None, dialect: str
+    client: ClientInfo, commands: DcpProducer, replica: DcpConsumer | None, dialect: str
 ) -> ConnectionView:
     options = client.options
     return ConnectionView(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from .history import Violation
+from .committed_branches import Violation
 
 _CONTAINERS: Final = (dict, list, set, deque, tuple, frozenset)
 _BYTES: Final = (bytes, bytearray, memoryview)
