@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up, documents_of
 
+from upriver.cli.commands.repair import repair as repair_command
+from upriver.cli.commands.verify import verify as verify_command
 from upriver.errors import ConfigError
 from upriver.model import VBucketState
 from upriver.spark.tables.repair import repair
@@ -132,6 +137,43 @@ def test_where_no_document_can_be_compared_nothing_is_equal(
         found = verify(spark, source=producer.source, table=str(tmp_path / "documents"))
     assert (found.equal, found.differing, found.changed_later) == (0, 0, 1)
     assert found.verdict == "nothing compared"
+
+
+def test_the_commands_say_what_is_wrong_and_repair_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the Spark of this process; tests/cli has the commands as processes of their own."""
+    monkeypatch.setattr(SparkSession, "stop", lambda session: None)
+    table = tmp_path / "documents"
+    with filled_bucket() as (producer, bucket):
+        caught_up(spark, producer, table)
+
+        def run(command: click.Command, *words: str) -> Result:
+            return CliRunner().invoke(command, [producer.source, str(table), *words])
+
+        DeltaTable(table).delete("key = decode('6b30', 'hex')")  # k0
+        differing = run(verify_command, "--json")
+        assert differing.exit_code == 1, differing.output
+        found = json.loads(differing.stdout)
+        assert (found["verdict"], found["missing"], found["equal"]) == ("different", 1, 19)
+        assert [one["kind"] for one in found["differences"]] == ["missing"]
+        repaired = run(repair_command)
+        assert repaired.exit_code == 0, repaired.output
+        assert "missing: k0" in repaired.stdout
+        assert "repaired: 1 documents written, 0 removed; 19 were equal, 0 ch" in repaired.stdout
+        held = QueryBuilder().register("held", DeltaTable(table))
+        rows = pa.table(held.execute("SELECT * FROM held WHERE seqno = 2"))
+        write_deltalake(table, rows, mode="append")
+        doubled = run(verify_command)
+        assert doubled.exit_code == 3, doubled.output
+        assert f"0 different, {rows.num_rows} doubled" in doubled.stdout
+        assert run(repair_command).exit_code == 0
+        for number in range(20):
+            bucket.write(number % VBUCKETS, b"k%d" % number, b"later")
+        nothing = run(verify_command)
+        assert nothing.exit_code == 4, nothing.output
+        assert "no document could be compared" in nothing.stdout
+        assert "nothing compared: 0 documents are equal" in nothing.stdout
 
 
 def test_a_failover_that_lost_nothing_is_followed_without_a_change(

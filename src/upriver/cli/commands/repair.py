@@ -13,7 +13,7 @@ from ..setting_options import (
     source_settings,
     spark_options,
 )
-from ..spark_process import spark_session
+from ..spark_process import spark_when_needed
 from .verify import difference_lines
 
 
@@ -50,7 +50,7 @@ def repair(source: str, table: str, most: int, show: int, as_json: bool, **optio
     from ...spark import repair as bring
 
     given = settings_given(options)
-    with spark_session("upriver repair", options) as spark:
+    with spark_when_needed("upriver repair", options) as spark:
         done = bring(spark, source=source, table=table, most=most, show=show, **given)
     if as_json:
         result = {

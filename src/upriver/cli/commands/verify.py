@@ -18,7 +18,7 @@ from ..setting_options import (
     source_settings,
     spark_options,
 )
-from ..spark_process import spark_session
+from ..spark_process import spark_when_needed
 
 if TYPE_CHECKING:
     from ...spark.tables.verify import Comparison, Verdict
@@ -69,7 +69,7 @@ def verify(
 
     given = settings_given(options)
     with (
-        spark_session("upriver verify", options) as spark,
+        spark_when_needed("upriver verify", options) as spark,
         interruptible(lambda: "the comparison was not finished; nothing was changed"),
     ):
         found = compare(spark, source=source, table=table, show=show, **given)

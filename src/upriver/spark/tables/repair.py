@@ -25,7 +25,7 @@ from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .lease import held_lease
 from .merge import Merge, TaskOutcome
 from .pipeline_settings import PipelineSettings
-from .pipeline_start import place_of
+from .pipeline_start import StartSpark, place_of
 from .pipeline_tables import PipelineTables
 from .rows.row_shape import MirrorShape
 from .verify import (
@@ -37,6 +37,7 @@ from .verify import (
     compared,
     held_mirror,
     judgements,
+    mirror_properties,
     newest_rows,
     on_other_branches,
 )
@@ -64,7 +65,7 @@ class Repaired:
 
 
 def repair(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     *,
     source: str,
     table: str,
@@ -79,6 +80,7 @@ def repair(
     """
     settings = PipelineSettings.parse("mirror", source, options)
     place = place_of(table, settings)
+    mirror_properties(place)  # a lease would leave a folder of ours in a table of others
     with held_lease(place.storage) as lease:
         mirror = held_mirror(spark, settings, place)
         if mirror.shape.versions:

@@ -39,7 +39,7 @@ from .pipeline_settings import (
     identity_properties,
     require_same,
 )
-from .pipeline_start import held_properties, place_of
+from .pipeline_start import StartSpark, held_properties, place_of
 from .pipeline_tables import PipelineTables
 from .places import TablePlace
 from .rows.row_shape import VERSION_COLUMNS, MirrorShape
@@ -142,14 +142,18 @@ class HeldMirror:
 
 
 def verify(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     *,
     source: str,
     table: str,
     show: int = 10,
     **options: Unpack[MirrorOptions],
 ) -> Comparison:
-    """Compares; ``options`` are those of the source, and select what the mirror selects."""
+    """Compares; ``options`` are those of the source, and select what the mirror selects.
+
+    ``spark`` is a session, or a function that starts one: it is called only if table and source
+    can be compared.
+    """
     settings = PipelineSettings.parse("mirror", source, options)
     mirror = held_mirror(spark, settings, place_of(table, settings))
     judged = judgements(mirror).persist()
@@ -159,16 +163,11 @@ def verify(
         judged.unpersist()
 
 
-def held_mirror(spark: SparkSession, settings: PipelineSettings, place: TablePlace) -> HeldMirror:
+def held_mirror(
+    spark: SparkSession | StartSpark, settings: PipelineSettings, place: TablePlace
+) -> HeldMirror:
     """A mirror or history beside its bucket; ConfigError if it is none, or of something else."""
-    register(spark)
-    try:
-        held = held_properties(place)
-    except ForeignTable:
-        raise ConfigError(f"{place} is no mirror: no pipeline has made it") from None
-    if held is None or SHAPE not in held:
-        what = "a change log; fold it and compare that" if held is not None else "no mirror"
-        raise ConfigError(f"{place} is {what}")
+    held = mirror_properties(place)
     settings = replace(settings, kind=KINDS.get(held[KIND], settings.kind))
     driver = Driver(settings.read)
     try:
@@ -179,6 +178,18 @@ def held_mirror(spark: SparkSession, settings: PipelineSettings, place: TablePla
         driver.close()
     mirror = _mirror(spark, place, settings, held, live)
     return replace(mirror, others=on_other_branches(settings, mirror.positions))
+
+
+def mirror_properties(place: TablePlace) -> dict[str, str]:
+    """The properties of a mirror or history; ConfigError for any other table."""
+    try:
+        held = held_properties(place)
+    except ForeignTable:
+        raise ConfigError(f"{place} is no mirror: no pipeline has made it") from None
+    if held is None or SHAPE not in held:
+        what = "a change log; fold it and compare that" if held is not None else "no mirror"
+        raise ConfigError(f"{place} is {what}")
+    return held
 
 
 def on_other_branches(
@@ -219,7 +230,7 @@ def _there(
 
 
 def _mirror(
-    spark: SparkSession,
+    spark: SparkSession | StartSpark,
     place: TablePlace,
     settings: PipelineSettings,
     held: Mapping[str, str],
@@ -240,6 +251,9 @@ def _mirror(
                 f"the last batch of {place} is not in all of its tables: start the pipeline once "
                 "more, and compare then"
             )
+    if callable(spark):
+        spark = spark()
+    register(spark)
     own = {name for name, _ in shape.own}
     held_rows: dict[str, DataFrame] = {}
     for name, table in tables.data_tables().items():
