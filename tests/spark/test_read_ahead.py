@@ -118,6 +118,20 @@ def test_a_bucket_that_is_empty_at_first_is_read_ahead_too(producer: TemporaryPr
         query.assert_whole(producer)
 
 
+def test_what_does_not_arrive_on_open_streams_is_asked_for(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: ``processAllAvailable`` counts on hearing of all that was written."""
+    with Query(producer.source) as query:
+        query.until_ahead(producer)
+        monkeypatch.setattr(read_ahead.ReadAhead, "_receive", lambda ahead, timeout: None)
+        fill(producer, range(30))
+        for _ in range(30):
+            if not query.batch(patience=0.0):
+                break
+        query.assert_whole(producer)
+
+
 def test_a_limit_leaves_the_rest_for_the_next_batch(producer: TemporaryProducer) -> None:
     fill(producer, range(20))
     with Query(producer.source) as query:

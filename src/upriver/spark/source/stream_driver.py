@@ -45,6 +45,8 @@ _POLL_PART: Final = 0.1
 #: Seconds within which every vbucket that seems to stand still is looked at: after a failover one
 #: can come to the very seqno that it had before.
 _SWEEP: Final = 5.0
+#: Seconds to wait for changes that the nodes have and that have not arrived on open streams.
+_LATE: Final = 0.25
 #: How often a history is asked for again while it changes under our eyes.
 _MOST_LOOKS: Final = 20
 #: Seconds after which a vbucket that cannot be planned is worth a warning.
@@ -175,8 +177,9 @@ class Driver:
         vbucket that must go back to another place is read anew from 0, up to its high seqno.
         """
         deadline = time.monotonic() + patience
+        reads_ahead, waited = limits.target is None, False
         while True:
-            ahead = self._ahead if limits.target is None else None
+            ahead = self._ahead if reads_ahead else None
             facts_ahead = self._facts_ahead(previous, deadline) if ahead is not None else None
             if facts_ahead is None:
                 self._rest(deadline)
@@ -200,8 +203,17 @@ class Driver:
                         ahead.not_read_ahead()
                     self._proved -= {vb for vb in facts if _reads(planned.at(vb), previous.at(vb))}
                     return planned
-            if time.monotonic() >= deadline:
+            if time.monotonic() < deadline:
+                continue
+            # that nothing arrived is no answer: only the nodes know that there is nothing
+            if facts_ahead is None or not self._is_behind(previous):
                 return previous
+            reads_ahead, waited, deadline = not waited, True, time.monotonic() + _LATE
+
+    def _is_behind(self, reached: Offset) -> bool:
+        """Whether a node has changes after an offset now."""
+        self.highs = self._survey.high_seqnos()
+        return self.standing(reached)["behind"] > 0
 
     def _take_arrived(self, previous: Offset, planned: Offset) -> bool:
         """Whether the changes of a plan have arrived, and are kept for its task."""
