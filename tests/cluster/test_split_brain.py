@@ -174,7 +174,7 @@ def test_the_manager_of_a_copied_directory_takes_nobodys_nodes(
         eventually(lambda: "is not n1 of this cluster" in str(copy.status()["nodes"]))
         assert all(node["active"] == 0 for node in copy.status()["nodes"])
     finally:
-        copy.run("stop")
+        copy.stop()
     assert cluster.status()["epoch"] == epoch
     with MapClient(cluster) as client:
         client.set(b"k", b"v", (MAJORITY,))

@@ -82,7 +82,7 @@ def test_a_node_of_another_cluster_is_a_stranger_too(tmp_path: Path) -> None:
         before = told_by(port)
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             other.start()
-        other.run("stop")
+        other.stop()
         assert told_by(port) == before
 
 

@@ -67,7 +67,8 @@ class TemporaryCluster:
         return start_manager(self.directory)
 
     def __del__(self) -> None:
-        if getattr(self, "_started", False):
+        # without their directory the processes end by themselves
+        if getattr(self, "_started", False) and self.directory.exists():
             warn_unclosed(self, self.directory, "use it in a with block, or call stop()")
 
     def stop(self) -> None:

@@ -142,7 +142,8 @@ class AsyncNodes:
         connection = self._connection(address, Dcp.name)
         try:
             await connection.open(streams=False)
-            if self._dialect == Dcp.name:  # streams of the older drafts have no collections
+            spoken = DIALECTS.get(self._dialect)
+            if spoken is not None and spoken.negotiates:  # older drafts have no collections
                 self.topology.learn_features(address, connection.features)
             yield connection
         finally:
