@@ -19,7 +19,10 @@ environment:
 demo: environment ## run the main job and show its result
 	@$(BIN)/python examples/demo.py
 
-test: lint types tests ## everything that must pass: lint, types, tests
+test: ## everything that must pass: lint, types, tests
+	@$(MAKE) --no-print-directory environment
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types $(VENV)/spark.jsa
+	@$(MAKE) --no-print-directory tests
 
 lint: environment ## style and likely mistakes
 	@$(BIN)/ruff check .
