@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["Op", "UpriverError", "__version__"]
 
 #: Here and not in the metadata of the package, which an archive for executors does not have.
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__ = lazily(__name__, {"Op": ".model"})
