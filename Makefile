@@ -35,7 +35,7 @@ types: environment ## mypy --strict
 tests: environment $(VENV)/spark.jsa ## all tests, in several processes; what fails runs once more, alone
 	@$(BIN)/pytest -n auto || { status=$$?; [ $$status = 1 ] || exit $$status; \
 	echo "what failed beside other tests runs once more, alone:"; \
-	$(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none --maxfail 5; }
+	$(BIN)/pytest -n 1 --last-failed --last-failed-no-failures none --maxfail 5; }
 
 # Spark starts in half the time with it.
 $(VENV)/spark.jsa: tools/spark_archive.py pyproject.toml constraints.txt | environment

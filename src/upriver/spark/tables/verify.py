@@ -26,7 +26,6 @@ from ..options import ReadOptions
 from ..session import register
 from ..source.stream_driver import Driver
 from .commit_state import DEAD_LETTERS, positions_of
-from .delta_table_reader import read_table
 from .format.data_files import GROUP
 from .format.key_index import NAME_COLUMNS as DOCUMENT
 from .kinds import KINDS
@@ -43,10 +42,11 @@ from .pipeline_start import StartSpark, held_properties, place_of
 from .pipeline_tables import PipelineTables
 from .places import TablePlace
 from .rows.row_shape import VERSION_COLUMNS, MirrorShape
+from .upkeep.version_retention import Window
 
 with extra("spark"):
+    from .delta_table_reader import read_table
     from .verify_source import GONE, documents_as_rows
-from .upkeep.version_retention import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
