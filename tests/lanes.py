@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent
 #: What a lane has that the lanes before it have not.
 LANES = {
     "unit": "one process: no other program, no Java, no browser",
-    "simulation": "one process, for long: random histories, models and simulated worlds",
+    "simulation": "one process, for long: random bytes and histories, models, simulated worlds",
     "process": "starts processes: commands, servers, clusters, builds",
     "spark": "starts Spark",
     "browser": "opens pages in a browser",
@@ -64,6 +64,7 @@ _LANE_OF = {
     "producer/test_node_sdk.py": "process",
     "producer/test_slow_readers.py": "process",
     "producer/test_server_survives_nonsense.py": "simulation",
+    "session/test_row_rules.py": "simulation",
     "spark": "spark",
     "spark/tables/test_pipeline_parts.py": "unit",
     "spark/tables/test_small_batches.py": "unit",
@@ -88,13 +89,16 @@ _LANE_OF = {
     "test_packaging.py": "process",
     "test_readme.py": "spark",
     "testing/test_advertised_address.py": "process",
+    "testing/test_memory_producer.py": "simulation",
     "testing/test_pytest_plugin.py": "process",
     "testing/world/test_cluster_worlds.py": "simulation",
     "testing/world/test_planted_faults.py": "process",
     "testing/world/test_world_processes.py": "process",
     "testing/world/test_worlds.py": "simulation",
+    "wire/test_any_bytes.py": "simulation",
     "wire/test_columns_any_traffic.py": "process",
     "wire/test_columns_choice.py": "process",
+    "wire/test_columns_select.py": "simulation",
     "wire/test_tshark_agrees.py": "process",
 }
 
