@@ -164,6 +164,26 @@ def test_clients_and_servers_start_without_pandas() -> None:
     assert "pandas" not in found
 
 
+@pytest.mark.parametrize("columns", ["c", "numpy"])
+def test_changes_are_read_without_pandas(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if columns == "c" and not list((PACKAGE / "wire" / "columns").glob("*.so")):
+        pytest.skip("the accelerator was not built here")
+    monkeypatch.setenv("UPRIVER_COLUMNS", columns)
+    code = (
+        "import sys; from upriver.consumer import Consumer; "
+        "from upriver.testing import TemporaryProducer\n"
+        "with TemporaryProducer(vbuckets=4) as producer:\n"
+        "    producer.write(b'k', b'v')\n"
+        "    with Consumer(producer.source, end='now') as consumer:\n"
+        "        assert [change.key for change in consumer] == [b'k']\n"
+        "    with Consumer(producer.source, end='now') as consumer:\n"
+        "        assert sum(batch.num_rows for batch in consumer.batches()) == 1\n"
+        "print('pandas' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
 def imported_with(names: str) -> set[str]:
     """The modules that a new interpreter has after it has imported some."""
     code = f"import sys, {names}; print(*sys.modules)"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..model import Datatype, Op
+from ..wire.columns.result import numbers
 from ..wire.values import unwrap
 
 _OPS: Final = tuple(Op)
@@ -75,8 +76,8 @@ def changes_of(batch: pa.RecordBatch) -> Iterator[Change]:
     """The rows of a batch, in order."""
     ops = batch.column("op")
     assert isinstance(ops, pa.DictionaryArray)
-    columns: list[list[Any]] = [list(map(_OPS.__getitem__, ops.indices.to_numpy().tolist()))]
-    columns += [batch.column(name).to_numpy().tolist() for name in _NUMBERS]
+    columns: list[list[Any]] = [list(map(_OPS.__getitem__, numbers(ops.indices).tolist()))]
+    columns += [numbers(batch.column(name)).tolist() for name in _NUMBERS]
     columns += [_bytes_of(batch.column(name)) for name in ("key", "value")]
     return map(Change._make, zip(*columns, strict=True))
 

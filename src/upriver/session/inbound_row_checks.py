@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ..model import Snapshot
+from ..wire.columns.result import numbers
 from .consumer_events import Event, Rows, Step
 from .inbound_rows import RowChunk
 from .requested_stream import RequestedStream, broken_rule
@@ -67,7 +68,7 @@ class RowCheck:
         if not batch.num_rows:
             return
         seqnos, opaques, vbuckets = (
-            batch.column(name).to_numpy() for name in ("seqno", "opaque", "vbucket")
+            numbers(batch.column(name)) for name in ("seqno", "opaque", "vbucket")
         )
         # A lower seqno is correct where another stream begins. Within one stream it breaks a
         # rule: the run that begins there fails its check like any other.

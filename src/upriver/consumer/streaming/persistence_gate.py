@@ -20,6 +20,7 @@ import numpy as np
 
 from ...session.consumer_events import RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
+from ...wire.columns.result import numbers
 from ..topology.questions import persisted_seqno
 from ..topology.request_routing import ask_copies
 from ..transport.async_pool import AsyncNodes
@@ -141,7 +142,7 @@ class PersistenceGate:
     def _release_part(self, held: deque[Delivery], event: Rows, safe: int) -> None:
         """Releases the leading rows up to seqno ``safe``, and keeps the others held."""
         delivery = held[0]
-        seqnos = event.batch.column("seqno").to_numpy()
+        seqnos = numbers(event.batch.column("seqno"))
         rows = int(np.searchsorted(seqnos, safe, "right"))
         if not rows:
             return

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ...model import Datatype
 from ...session.consumer_events import Rows
+from ...wire.columns.result import numbers
 from ...wire.values import inflate, join_xattrs, unwrap
 from ..changes import Change, changes_of
 
@@ -39,7 +40,7 @@ def without_bodies(rows: Rows, *, xattrs: bool) -> Rows:
 
 def inflated(rows: Rows) -> Rows:
     """Decompresses Snappy values."""
-    datatypes = rows.batch.column("datatype").to_numpy()
+    datatypes = numbers(rows.batch.column("datatype"))
     return _changed(rows, _inflated) if (datatypes & Datatype.SNAPPY).any() else rows
 
 
@@ -50,7 +51,7 @@ def without_internal(rows: Rows, collections: frozenset[int]) -> Rows:
     assert isinstance(keys, pa.BinaryArray)
     internal = pc.starts_with(keys, _TRANSACTIONS).to_numpy(zero_copy_only=False)
     if collections:
-        internal = internal | np.isin(batch.column("collection").to_numpy(), list(collections))
+        internal = internal | np.isin(numbers(batch.column("collection")), list(collections))
     if not internal.any():
         return rows
     return rows.filter(~internal)
@@ -62,9 +63,9 @@ def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) 
     The steps of other vbuckets go with their rows.
     """
     batch = rows.batch
-    kept = np.isin(batch.column("vbucket").to_numpy(), list(vbuckets))
+    kept = np.isin(numbers(batch.column("vbucket")), list(vbuckets))
     if hidden:
-        kept &= ~np.isin(batch.column("collection").to_numpy(), list(hidden))
+        kept &= ~np.isin(numbers(batch.column("collection")), list(hidden))
     if not kept.all():
         rows = rows.filter(kept)
     steps = tuple(step for step in rows.steps if step.vbucket in vbuckets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...model import Op
@@ -13,7 +14,7 @@ from ..header import HEADER_SIZE
 from .interface import Implementation
 from .numpy_frames import DELETION_1, MUTATION, ChangeFrames, Numbers, changes_among, frames_in
 from .numpy_select import select_frames
-from .result import FIXED, OPS, ControlFrame, Decoded, allocate_fixed, as_batch
+from .result import FIXED, NO_BODIES, OPS, ControlFrame, Decoded, allocate_fixed, as_batch
 
 #: The ``op`` of each kind of change.
 _OP_OF_KIND: Final = np.array(
@@ -72,8 +73,7 @@ def _blobs(view: memoryview, changes: ChangeFrames) -> tuple[pa.Array[Any], pa.A
     """
     rows = changes.frame.size
     if not rows:
-        empty = pa.array([], pa.binary())
-        return empty, empty
+        return NO_BODIES, NO_BODIES
     edges = np.empty((rows, 3), np.int32)
     edges[:, 0] = changes.key_at
     edges[:, 1] = changes.value_at
@@ -82,7 +82,12 @@ def _blobs(view: memoryview, changes: ChangeFrames) -> tuple[pa.Array[Any], pa.A
         pa.binary(), 3 * rows - 1, [None, pa.py_buffer(edges.data), pa.py_buffer(view)], 0
     )
     keys = np.arange(0, 3 * rows, 3, dtype=np.int32)
-    return cells.take(keys), cells.take(keys + 1)
+    return cells.take(_indices(keys)), cells.take(_indices(keys + 1))
+
+
+def _indices(numbers: npt.NDArray[np.int32]) -> pa.Array[Any]:
+    """What ``pa.array`` gives, which would import pandas where that is installed."""
+    return pa.Array.from_buffers(pa.int32(), numbers.size, [None, pa.py_buffer(numbers.data)])
 
 
 def _controls(starts: Numbers, ends: Numbers, rows: Numbers) -> tuple[ControlFrame, ...]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...model import Op
@@ -45,6 +47,12 @@ def words(texts: Sequence[str]) -> pa.StringArray:
     return pa.StringArray.from_buffers(
         len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))
     )
+
+
+def numbers(column: pa.Array[Any]) -> npt.NDArray[Any]:
+    """A column of numbers without nulls, not copied; ``to_numpy`` would import pandas too."""
+    found: npt.NDArray[Any] = np.from_dlpack(column)
+    return found
 
 
 # Derived once, because accessing a schema costs more than filling a small batch.
@@ -99,6 +107,6 @@ def as_batch(
     return pa.RecordBatch.from_arrays([columns[name] for name in _NAMES], schema=SCHEMA)
 
 
-_NO_BODIES: Final = words([]).cast(pa.binary())
+NO_BODIES: Final = words([]).cast(pa.binary())
 #: The result for a buffer without a whole frame.
-NOTHING: Final = Decoded(0, as_batch(0, allocate_fixed(0), _NO_BODIES, _NO_BODIES), ())
+NOTHING: Final = Decoded(0, as_batch(0, allocate_fixed(0), NO_BODIES, NO_BODIES), ())
