@@ -15,7 +15,7 @@ from test_real_servers import END, MANIFEST, TODAY, mark
 from upriver.consumer import Consumer
 from upriver.consumer.checkpoints.position_json import dump_position, load_position
 from upriver.errors import ConfigError, Status, StatusError
-from upriver.model import Datatype
+from upriver.model import Datatype, Op
 from upriver.session.consumer_events import SyncWrite, SystemHappened
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
@@ -80,6 +80,47 @@ def test_what_an_older_server_does_not_know_is_left_out() -> None:
         everything(server.source, xattrs=True, skip_deletes=True)
     assert [f"{flags:#x}" for flags in server.opened] == ["0x325", "0x125", "0x25"]
     assert "include_deleted_user_xattrs" not in server.controls
+
+
+NO_VALUE, XATTRS = OpenFlag.NO_VALUE, OpenFlag.INCLUDE_XATTRS
+WITH_DATATYPE = OpenFlag.NO_VALUE_WITH_DATATYPE
+
+
+class KeysFromDisk(Newer):
+    """As 7.6 and later: without values and xattrs, a backfill has keys, and knows no deletions."""
+
+    def _said(self, talk: Conversation, request: Any) -> bool:
+        if isinstance(request, m.StreamRequest):
+            flags = self.opened[-1]
+            deleted: m.Message = m.Deletion(
+                vbucket=0, seqno=2, key=b"gone", cas=7 << 16, rev=3, collection=0, delete_time=1
+            )
+            if flags & NO_VALUE and not flags & XATTRS:
+                deleted = row(2, key=b"gone", cas=0, rev=1)
+            value = b"" if flags & (NO_VALUE | WITH_DATATYPE) else b'{"a": 1}'
+            datatype = Datatype.RAW if flags & NO_VALUE else Datatype.JSON
+            there = row(1, key=b"here", value=value, datatype=datatype)
+            self._stream = streaming(mark(0, 2), there, deleted, END)
+        return super()._said(talk, request)
+
+
+@pytest.mark.parametrize(
+    ("refused", "opened"),
+    [
+        (OpenFlag(0), ["0x61"]),
+        (WITH_DATATYPE, ["0x61", "0x2d"]),
+        (WITH_DATATYPE | NO_VALUE, ["0x61", "0x2d", "0xd", "0x1"]),
+    ],
+)
+def test_deletions_are_deletions_without_values_too(refused: OpenFlag, opened: list[str]) -> None:
+    def refuses(request: Any) -> bool:
+        return isinstance(request, m.Open) and bool(request.flags & refused)
+
+    with KeysFromDisk(refuses=refuses, seqno=2) as server:
+        here, gone = everything(server.source, values=False)
+    assert [f"{flags:#x}" for flags in server.opened] == opened
+    assert (here.key, here.op, here.value, here.datatype) == (b"here", Op.MUTATION, b"", 0)
+    assert (gone.key, gone.op, gone.cas, gone.rev) == (b"gone", Op.DELETION, 7 << 16, 3)
 
 
 def test_priority_and_the_order_of_backfills_are_asked_for() -> None:

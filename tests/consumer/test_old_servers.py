@@ -139,7 +139,7 @@ def test_values_are_dropped_where_the_server_sends_them_all_the_same(
     with release({0: 2}) as server:
         changes = everything(server.source, values=False)
         assert [(c.seqno, c.value, c.datatype) for c in changes] == [(1, b"", 0), (2, b"", 0)]
-        assert any(flags & OpenFlag.NO_VALUE for flags in server.opened.values())
+        assert any(flags & OpenFlag.NO_VALUE_WITH_DATATYPE for flags in server.opened.values())
 
 
 # ---- rollbacks ---------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Opening:
         if self.xattrs:
             flags |= OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETED_USER_XATTRS
         if not self.values:
-            flags |= OpenFlag.NO_VALUE
+            flags |= OpenFlag.NO_VALUE_WITH_DATATYPE
         if self.skip_deletes:
             flags |= OpenFlag.SKIP_DELETES_IN_BACKFILL
         return flags
@@ -66,6 +66,10 @@ class Opened:
     out_of_order: bool = False
 
 
+#: The older way to have no values.
+_NO_VALUE_BUT_XATTRS: Final = OpenFlag.NO_VALUE | OpenFlag.INCLUDE_XATTRS
+
+
 def open_connection(dialect: Dialect, opening: Opening) -> Conversation[Opened]:
     """Opens a connection in a dialect. Raises `StatusError` if the server refuses."""
     if not dialect.opens_connections:
@@ -75,7 +79,7 @@ def open_connection(dialect: Dialect, opening: Opening) -> Conversation[Opened]:
         return Opened()
     flags = yield from _open_with_most(opening)
     # Servers send collections and xattrs only on connections with noops.
-    needs_noop = dialect.collections or opening.xattrs
+    needs_noop = dialect.collections or bool(flags & OpenFlag.INCLUDE_XATTRS)
     interval = f"{opening.noop_interval:g}"
     # A server that refuses only the interval uses its own; its noops still come.
     alive = (yield from _control("enable_noop", "true", required=needs_noop)) and (
@@ -112,19 +116,25 @@ def open_connection(dialect: Dialect, opening: Opening) -> Conversation[Opened]:
     )
 
 
-#: Flags that older releases do not know, the newest first. Without each, the stream carries less.
+#: Flags that older releases do not know, the newest first, and what stands in for each. Without a
+#: flag the stream carries less; without one that leaves values out, it carries values, which the
+#: client drops. NO_VALUE is never sent without INCLUDE_XATTRS: releases from 7.6 on read only keys
+#: from disk then, and send deletions as mutations with CAS 0.
 _NEWER_FLAGS: Final = (
-    OpenFlag.SKIP_DELETES_IN_BACKFILL,
-    OpenFlag.INCLUDE_DELETED_USER_XATTRS,
-    OpenFlag.INCLUDE_DELETE_TIMES,
+    (OpenFlag.SKIP_DELETES_IN_BACKFILL, OpenFlag(0)),
+    (OpenFlag.INCLUDE_DELETED_USER_XATTRS, OpenFlag(0)),
+    (OpenFlag.NO_VALUE_WITH_DATATYPE, _NO_VALUE_BUT_XATTRS),
+    (OpenFlag.INCLUDE_DELETE_TIMES, OpenFlag(0)),
+    (_NO_VALUE_BUT_XATTRS, OpenFlag(0)),
 )
 
 
 def _open_with_most(opening: Opening) -> Conversation[OpenFlag]:
-    """Opens with all requested flags, and drops the newest one each time the server refuses."""
+    """Opens with all requested flags, and does without the newest each time the server refuses."""
     flags = opening.flags
-    for newer in _NEWER_FLAGS:
-        if not flags & newer:
+    needed = OpenFlag.INCLUDE_XATTRS if opening.xattrs else OpenFlag(0)
+    for newer, instead in _NEWER_FLAGS:
+        if flags & newer != newer:
             continue
         try:
             yield from _open(opening.name, flags)
@@ -132,7 +142,7 @@ def _open_with_most(opening: Opening) -> Conversation[OpenFlag]:
         except StatusError as refusal:
             if refusal.status is not Status.INVALID:
                 raise
-        flags &= ~newer
+        flags = flags & ~newer | instead | needed
     yield from _open(opening.name, flags)
     return flags
 
