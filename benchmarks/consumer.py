@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import machine_line
+from machine import machine_line, require_rows
 from processes import peak_mib, resident_mib
 from producer import Client, backfill, fill, raw_socket, serving
 from replay import replaying
@@ -64,7 +64,8 @@ def drain(port: int, documents: int) -> float:
     return seconds
 
 
-def report(name: str, result: dict[str, float], beside: float = 0.0) -> None:
+def report(name: str, result: dict[str, float], documents: int, beside: float = 0.0) -> None:
+    require_rows(int(result["rows"]), documents, name)
     rate = result["rows"] / result["seconds"]
     share = f", {rate / beside:.0%} of counting" if beside else ""
     print(
@@ -101,8 +102,8 @@ def main() -> None:
     with replaying(VBUCKETS, documents, VALUE) as port:
         for path in ("c", "numpy"):
             os.environ["UPRIVER_COLUMNS"] = path
-            report(f"Arrow batches, {path}", measure(port, "batches"))
-            report(f"change by change, {path}", measure(port, "changes"))
+            report(f"Arrow batches, {path}", measure(port, "batches"), documents)
+            report(f"change by change, {path}", measure(port, "changes"), documents)
     os.environ.pop("UPRIVER_COLUMNS")
 
     print(f"the producer with {documents:,} documents:")
@@ -112,8 +113,8 @@ def main() -> None:
             counted = documents / min(backfill(port, documents) for _ in range(2))
             print(f"  {'a reader that only counts':34} {counted:12,.0f} messages/s")
             best = min((measure(port, "batches") for _ in range(2)), key=lambda r: r["seconds"])
-            report("Arrow batches", best, counted)
-            report("change by change", measure(port, "changes"), counted)
+            report("Arrow batches", best, documents, counted)
+            report("change by change", measure(port, "changes"), documents, counted)
             peak = measure(port, "stall")["peak"]
             print(f"  a reader that took one batch and stalled: {peak:.0f} MiB peak in all")
             print(f"  the server: {resident_mib(pid):.0f} MiB")

@@ -31,6 +31,12 @@ def _package(name: str) -> str:
         return f"no {name}"
 
 
+def require_rows(read: int, written: int, what: str) -> None:
+    """Ends a benchmark that did not read what it says: its figures would mean nothing."""
+    if read != written:
+        raise SystemExit(f"{what}: {read:,} rows were read, not {written:,}")
+
+
 def machine_line(*packages: str) -> str:
     """Processor, cores, memory, system, Python, and the versions of the packages that matter."""
     parts = [

@@ -38,6 +38,10 @@ from upriver.wire.protocol_enums import Feature, MarkerFlag
 PIECE = 1 << 20
 VBUUID = 0x5EED
 _LOG = (FailoverEntry(VBUUID, 0),)
+_MANIFEST = (
+    b'{"uid":"0","scopes":[{"name":"_default","uid":"0",'
+    b'"collections":[{"name":"_default","uid":"0"}]}]}'
+)
 
 
 def record(documents: int, value_size: int) -> npt.NDArray[np.uint8]:
@@ -114,7 +118,7 @@ class Connection:
         if isinstance(request, kv.GetClusterConfig):
             return m.PlainResponse(command=command, value=self._map())
         if isinstance(request, kv.GetManifest):
-            return m.PlainResponse(command=command, value=b'{"uid":"0","scopes":[]}')
+            return m.PlainResponse(command=command, value=_MANIFEST)
         if isinstance(request, kv.GetAllSeqnos):
             seqnos = tuple((vb, len(self._frames)) for vb in range(self._vbuckets))
             return kv.AllSeqnosResponse(seqnos=seqnos)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from machine import machine_line
+from machine import machine_line, require_rows
 from processes import family, own_cpu, resident_mib
 from pyspark.sql import SparkSession
 from replay import replaying
@@ -82,28 +82,36 @@ def with_tasks(tasks: int, documents: int, source: str) -> None:
     try:
         frame = spark.read.format("dcp").options(**options).load(source)
         assert frame.rdd.getNumPartitions() == tasks
+        require_rows(frame.count(), documents, "read to noop")
         measured(
             "read to noop",
             tasks,
             documents,
             lambda: frame.write.format("noop").mode("overwrite").save(),
         )
-        measured("first mirror", tasks, documents, lambda: _mirror(spark, source, scratch, tasks))
+        measured(
+            "first mirror",
+            tasks,
+            documents,
+            lambda: _mirror(spark, source, scratch, tasks, documents),
+        )
     finally:
         spark.stop()
         shutil.rmtree(scratch)
 
 
-def _mirror(spark: SparkSession, source: str, scratch: Path, tasks: int) -> None:
+def _mirror(spark: SparkSession, source: str, scratch: Path, tasks: int, documents: int) -> None:
     table = Path(tempfile.mkdtemp(dir=scratch))
-    mirror(
+    pipeline = mirror(
         spark,
         source=source,
         table=table,
         once=True,
         min_partitions=tasks,
         num_partitions=tasks,
-    ).wait()
+    )
+    pipeline.wait()
+    require_rows(pipeline.status().rows, documents, "first mirror")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import machine_line
+from machine import machine_line, require_rows
 from processes import family, resident_mib
 from producer import fill, serving
 from pyspark.sql import DataFrame, SparkSession
@@ -88,8 +88,10 @@ def batches(spark: SparkSession, source: str, documents: int, scratch: Path) -> 
     """Everything that reads a recorded stream."""
     dcp = spark.read.format("dcp").load(source)
     parquet = scratch / "rows"
+    require_rows(dcp.count(), documents, "recorded stream")
     dcp.write.parquet(str(parquet))
     rows = spark.read.parquet(str(parquet))
+    require_rows(rows.count(), documents, "recorded stream to Parquet")
     spark_itself = best(documents, lambda: noop(rows))
     show("(a) Parquet to noop, Spark itself", spark_itself)
     ours = best(documents, lambda: noop(dcp))
@@ -97,10 +99,13 @@ def batches(spark: SparkSession, source: str, documents: int, scratch: Path) -> 
     spark.dataSource.register(TupleSource)
     tuples = spark.read.format("dcp_tuples").load(source)
     slow = best(documents, lambda: noop(tuples), rounds=1)
+    require_rows(tuples.count(), documents, "the same as tuples")
     show("(f) the same as tuples", slow, f", (b) is {ours / slow:.1f} times that")
 
 
-def available_now(spark: SparkSession, source: str, sink: str, scratch: Path) -> None:
+def available_now(
+    spark: SparkSession, source: str, sink: str, scratch: Path, documents: int
+) -> None:
     place = Path(tempfile.mkdtemp(dir=scratch))
     stream = spark.readStream.format("dcp").load(source)
     writer = stream.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
@@ -108,13 +113,15 @@ def available_now(spark: SparkSession, source: str, sink: str, scratch: Path) ->
         writer = writer.option("path", str(place / "rows"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
+    read = sum(progress.numInputRows for progress in query.recentProgress)
+    require_rows(read, documents, f"stream to {sink}")
     shutil.rmtree(place)
 
 
 def streams(spark: SparkSession, source: str, documents: int, scratch: Path) -> None:
-    rate = best(documents, lambda: available_now(spark, source, "noop", scratch))
+    rate = best(documents, lambda: available_now(spark, source, "noop", scratch, documents))
     show("(d) stream, AvailableNow, to noop", rate)
-    rate = best(documents, lambda: available_now(spark, source, "parquet", scratch))
+    rate = best(documents, lambda: available_now(spark, source, "parquet", scratch, documents))
     copy = str(scratch / "copy")
     rows = spark.read.parquet(str(scratch / "rows"))
     itself = best(documents, lambda: rows.write.mode("overwrite").parquet(copy))
@@ -127,6 +134,7 @@ def from_producer(spark: SparkSession, documents: int) -> None:
         fill(Path(directory), documents)
         with serving(Path(directory)) as (port, _):
             dcp = spark.read.format("dcp").load(f"couchbase://127.0.0.1:{port}/default")
+            require_rows(dcp.count(), documents, "from the producer")
             show("(c) from the producer to noop", best(documents, lambda: noop(dcp)))
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from machine import machine_line
+from machine import machine_line, require_rows
 from processes import own_cpu, peak_mib
 from producer import VALUE, fill, key, serving, vbucket_of
 from pyspark.sql import SparkSession
@@ -66,11 +66,15 @@ def first_loads(spark: SparkSession, documents: int, scratch: Path, when: str) -
         started = time.perf_counter()
         spark.read.parquet(str(scratch / "rows")).write.parquet(str(scratch / "copy"))
         itself = time.perf_counter() - started
+        copied = spark.read.parquet(str(scratch / "copy")).count()
+        require_rows(copied, documents, "Spark's own copy")
         show("Parquet to Parquet, Spark itself", documents, itself)
         for name, kind in (("change log", changelog), ("mirror", mirror)):
             started = time.perf_counter()
-            kind(spark, source=source, table=scratch / name.replace(" ", "_"), once=True).wait()
+            pipeline = kind(spark, source=source, table=scratch / name.replace(" ", "_"), once=True)
+            pipeline.wait()
             seconds = time.perf_counter() - started
+            require_rows(pipeline.status().rows, documents, name)
             show(name, documents, seconds, f", {itself / seconds:.0%} of Spark's own copy")
 
 
