@@ -71,6 +71,7 @@ _LANE_OF = {
     "spark/tables/test_table_formats.py": "unit",
     "spark/tables/test_table_histories.py": "simulation",
     "spark/tables/test_versions.py": "unit",
+    "spark/test_live_collections.py": "unit",
     "spark/test_offsets.py": "unit",
     "spark/test_read_ahead.py": "unit",
     "spark/test_source_options.py": "unit",

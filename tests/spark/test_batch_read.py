@@ -22,6 +22,7 @@ from sparkkit import behind_a_proxy, documents, documents_of, fill, name_of, row
 from storekit import Clock
 
 from upriver.consumer import Consumer
+from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.model import Datatype, FailoverLog, Op, VBucketState
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
@@ -300,6 +301,38 @@ def test_a_frame_that_is_used_twice_with_other_filters_has_the_right_rows(shop: 
     assert 0 < frame.where("vbucket = 3").count() < count
     assert frame.where("vbucket = 3").union(frame).count() > count
     assert frame.count() == count
+
+
+def test_a_frame_that_is_used_again_has_what_was_written_since(spark: SparkSession) -> None:
+    def count(frame: DataFrame) -> int:
+        return frame.count()
+
+    with TemporaryProducer(vbuckets=8) as producer:
+        names = [b"name-%d" % number for number in range(200)]
+        first = [name for name in names if vbucket_of(name, 8) < 4][:40]
+        for name in first:
+            producer.write(name, b"1")
+        with Consumer(producer.source, end="now") as consumer:
+            list(consumer)
+            reached = consumer.position().to_json()
+        plain = spark.read.format("dcp").load(producer.source)
+        ending = json.dumps({str(vbucket): 1000 for vbucket in range(8)})
+        others = [
+            spark.read.format("dcp").options(**options).load(producer.source)
+            for options in ({"endingOffsets": ending}, {"startingOffsets": reached})
+        ]
+        plain.createOrReplaceTempView("used_again")
+        kept = plain.select("key").cache()
+        frames = [plain, *others, spark.table("used_again"), kept]
+        assert list(map(count, frames)) == [40, 40, 0, 40, 40]
+        second = [name for name in names if name not in first][-40:]
+        assert {vbucket_of(name, 8) for name in second} == set(range(8))
+        for name in second:
+            producer.write(name, b"1")
+        assert list(map(count, frames)) == [80, 80, 40, 80, 40]  # what was cached stays
+        assert plain.alias("a").join(plain.alias("b"), "key").count() == 80
+        kept.unpersist()
+        assert count(kept) == 80
 
 
 def test_only_the_named_columns_are_made_and_values_do_not_travel(shop: Shop) -> None:

@@ -1,10 +1,11 @@
 """The batch read: planned like the first batch of a stream, each vbucket to a snapshot's end.
 
-The driver looks how far each vbucket is and splits them over tasks. A task reads at least that far
-and then to the end of the snapshot it is in, so that no key is missing because it moved on; with
-``endingOffsets`` it stops exactly there. After a failover in the middle a task fails, and its next
-attempt reads what there is then. With ``onRollback=restate`` its rows are those of a restated
-vbucket, for all of them (see `restate`).
+The driver looks how far each vbucket is and splits them over tasks. Spark plans a frame once and
+reads it whenever it is used, so each wanted vbucket has a step, and a task asks again how far its
+vbuckets are. It reads at least that far and then to the end of the snapshot it is in, so that no
+key is missing because it moved on; with ``endingOffsets`` it stops exactly there. After a failover
+in the middle a task fails, and its next attempt reads what there is then. With
+``onRollback=restate`` its rows are those of a restated vbucket, for all of them (see `restate`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from ...consumer.checkpoints.checkpoint import Checkpoint
 from ...consumer.transport.connection_string import Address
 from ...errors import ConfigError, UpriverError
 from ...model import FailoverLog, StreamOffset
@@ -75,12 +77,24 @@ class DcpBatchReader(DataSourceReader):
         last = self._last(driver, first)
         assert options.vbuckets is not None
         steps = [one for one in steps_between(first, last) if one.vbucket in options.vbuckets]
-        if options.restate_on_rollback:  # of an empty vbucket too, it is said that it has nothing
-            there = {step.vbucket for step in steps}
-            nothing = StreamOffset.beginning()
-            empty = sorted(options.vbuckets - there)
-            steps += [ReadStep(vbucket, 0, nothing, 0) for vbucket in empty]
+        steps += self._standing_still(options.vbuckets - {step.vbucket for step in steps})
         return groups_for(options, driver.nodes(), steps)
+
+    def _standing_still(self, vbuckets: frozenset[int]) -> list[ReadStep]:
+        """Steps for vbuckets that have nothing to read now.
+
+        Spark plans a frame once and reads it whenever it is used: by then they may have something.
+        """
+        starting, ending = self._options.starting, self._options.ending
+        if (
+            self._wanted.after and not self._options.restate_on_rollback
+        ):  # such a frame is used once
+            return []
+        steps = []
+        for vbucket in sorted(vbuckets if ending is None else vbuckets & ending.keys()):
+            at = starting.position(vbucket) if isinstance(starting, Checkpoint) else Position()
+            steps.append(ReadStep(vbucket, 0, at.offset, at.seqno, purge_seqno=at.purge_seqno))
+        return steps
 
     def _last(self, driver: Driver, first: Offset) -> Offset:
         """Where the read ends. A vbucket with changes that cannot be planned is never left out."""

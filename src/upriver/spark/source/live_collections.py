@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...consumer.topology.collection_names import Collections
+from ...errors import RemoteProtocolError
 
 
 class LiveCollections:
@@ -38,5 +39,12 @@ class LiveCollections:
         if number in known.collections:
             return known.is_live(number)
         if number not in self._looked_up:
-            self._looked_up[number] = self._newest().is_live(number)
+            newest = self._newest()
+            if not newest.scopes:
+                raise RemoteProtocolError(
+                    f"the server's manifest has no scope, not even _default, but there are changes "
+                    f"of the collection {number:#x}: it is not the manifest of this bucket, and "
+                    "which documents live cannot be known; see the server's log"
+                )
+            self._looked_up[number] = newest.is_live(number)
         return self._looked_up[number]

@@ -135,7 +135,7 @@ def read_whole_snapshots(
 
     Dropped collections have no rows, whether or not the server has erased their documents.
     """
-    names = _CollectionNames(CollectionLog())
+    steps, names = _as_far_as_now(options, steps, wanted), _CollectionNames(CollectionLog())
     builder = _builder(options, steps, names)
     rollbacks = {
         step.vbucket: step.start
@@ -144,33 +144,47 @@ def read_whole_snapshots(
     }
     if rollbacks:
         yield builder.rollbacks(rollbacks)
-    positions = {step.vbucket: step.position for step in steps if step.has_range}
     restatement = None
     if options.restate_on_rollback and steps:
         restatement = Restatement(options.rows, {step.vbucket: step for step in steps})
-    if positions:
-        read = _whole_snapshots(options, steps, positions, wanted, builder, names)
+    # one that begins above its end was rolled back since: the server says so
+    if any(step.end != step.start for step in steps):
+        read = _whole_snapshots(options, steps, wanted, builder, names)
         yield from map(restatement.restate, read) if restatement is not None else read
     if restatement is not None:
         yield from _restated(options, restatement, restatement.steps)
 
 
+def _as_far_as_now(
+    options: ReadOptions, steps: Sequence[ReadStep], wanted: PushedFilters
+) -> list[ReadStep]:
+    """The steps with the ends that they have now: a task may run long after it was planned."""
+    if not steps:
+        return []
+    with survey_of(options, options.retry_timeout) as survey:
+        highs = survey.high_seqnos()
+    if missing := sorted({step.vbucket for step in steps} - highs.keys()):
+        raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
+    most = {step.vbucket: wanted.until for step in steps}
+    if options.ending is not None:
+        most = {vb: min(end, options.ending.get(vb, 0)) for vb, end in most.items()}
+    return [
+        replace(step, end=min(highs[step.vbucket], max(most[step.vbucket], step.start)))
+        for step in steps
+    ]
+
+
 def _whole_snapshots(
     options: ReadOptions,
     steps: Sequence[ReadStep],
-    positions: Mapping[int, Position],
     wanted: PushedFilters,
     builder: RowBuilder,
     names: _CollectionNames,
 ) -> Iterator[pa.RecordBatch]:
     exact = options.ending is not None or wanted.ends
-    ends = {step.vbucket: step.end for step in steps}
-    with survey_of(options, options.retry_timeout) as survey:
-        # after a failover there may be less than was planned, and a stream would wait for it
-        highs = survey.high_seqnos()
-    if missing := sorted(positions.keys() - highs.keys()):
-        raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
-    until = {vb: min(ends[vb], highs[vb]) if exact else highs[vb] for vb in positions}
+    there = [step for step in steps if step.end != step.start]
+    positions = {step.vbucket: step.position for step in there}
+    until = {step.vbucket: step.end for step in there}
     settings = reading_settings(options, start=positions, end=until, rollback=RollbackPolicy.FAIL)
     live = LiveCollections(lambda: _manifest(options))
     with Consumer(options.source, access=options.access, settings=settings) as consumer:
