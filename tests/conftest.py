@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import settings
 from spark_archive import SHORT_LIVED, java_options
 
-pytest_plugins = ("lanes",)
+pytest_plugins = ("lanes", "timing")
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` has others in
 # every run, and prints how to repeat a failure. A busy machine is no reason to fail.
