@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from upriver.testing import TemporaryProducer
+
 PACKAGE = Path(__file__).parent.parent / "src" / "upriver"
 
 #: What a room may reach for directly; it may then also reach what those may.
@@ -32,7 +34,7 @@ DIRECT: dict[str, set[str]] = {
     "session": {"wire"},
     "store": {"wire", "model", "_extras", "_entropy", "_files"},
     "producer": {"store", "session", "_hosts"},
-    "consumer": {"session", "_extras", "_entropy", "_daemon", "_files", "_unclosed"},
+    "consumer": {"session", "_extras", "_entropy", "_daemon", "_files", "_lazy", "_unclosed"},
     "cluster": {"producer", "consumer", "logs"},
     "settings": {"consumer"},
     "spark": {"settings", "telemetry", "_extras", "_lazy"},
@@ -159,9 +161,33 @@ def test_importing_is_cheap(name: str) -> None:
 
 def test_clients_and_servers_start_without_pandas() -> None:
     """Where it is installed, pyarrow imports it to make an array of a list: half of a start."""
-    found = imported_with("upriver.consumer, upriver.cluster.node_main, upriver.spark.tables")
+    found = imported_with(
+        "upriver.consumer.client, upriver.cluster.node_main, upriver.spark.tables"
+    )
     assert "pyarrow" in found
     assert "pandas" not in found
+
+
+@pytest.mark.parametrize(
+    "words", [("get", "k"), ("set", "k", "2"), ("touch", "k", "9"), ("nodes",), ("collections",)]
+)
+def test_a_command_that_asks_one_question_starts_without_arrow(words: tuple[str, ...]) -> None:
+    """Arrow and numpy are for streams; importing them takes twice as long as such a command."""
+    code = (
+        "import sys; from upriver.cli.main import cli; "
+        "cli(sys.argv[1:], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
+    )
+    with TemporaryProducer(vbuckets=4) as producer:
+        producer.write(b"k", b"1")
+        name, *rest = words
+        where = ["list", producer.source] if name == "collections" else [producer.source]
+        ran = subprocess.run(
+            [sys.executable, "-c", code, name, *where, *rest],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert not {"numpy", "pyarrow", "pandas"} & set(ran.stderr.split())
 
 
 @pytest.mark.parametrize("columns", ["c", "numpy"])
