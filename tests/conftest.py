@@ -1,13 +1,16 @@
-"""Settles how Hypothesis looks for examples, and how the tests' Spark is started."""
+"""Settles how Hypothesis looks for examples, how Spark is started, and that all ends with a run."""
 
 import os
 import sys
 from pathlib import Path
 
+import keeper
 from hypothesis import settings
 from spark_archive import SHORT_LIVED, java_options
 
 pytest_plugins = ("lanes", "timing")
+
+keeper.keep()
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` has others in
 # every run, and prints how to repeat a failure. A busy machine is no reason to fail.

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 for place in ("benchmarks", "tests", "tests/cluster", "tests/producer", "tools"):
     sys.path.insert(0, str(ROOT / place))
 
+import keeper  # noqa: E402
 from attacks import on_clients, on_cluster, on_server  # noqa: E402
 from attacks.report import HEADER, Failed, Row  # noqa: E402
 from machine import machine_line  # noqa: E402
@@ -55,6 +56,7 @@ def main() -> None:
     if options.list:
         print("\n".join(names))
         return
+    keeper.keep()
     print(f"{machine_line('rocksdict')}, load average {os.getloadavg()[0]:.1f} before the attacks")
     print(HEADER, flush=True)
     # a server takes some seconds to start and to settle, a cluster more

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import keeper
+
 ROOT = Path(__file__).resolve().parent.parent
 #: How long it takes in all, roughly.
 MINUTES = 20.0
@@ -117,6 +119,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--minutes", type=float, default=MINUTES, help="in all, roughly")
     options = parser.parse_args()
+    keeper.keep()
     print(f"seed {options.seed}", flush=True)
     failed = [t.test for t in TRIALS if not run(t, options.minutes, options.seed)]
     if failed:

@@ -26,6 +26,8 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+import keeper
+
 from upriver.consumer import Consumer
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=2000, help="writes a second")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
+    keeper.keep()
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         command = [sys.executable, "-m", "upriver", "serve", "--data", str(data), "--port", "0"]

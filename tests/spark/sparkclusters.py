@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, PyZipFile
 
+import keeper
 import pyspark
 from sparkkit import PATIENCE
 
@@ -132,6 +133,7 @@ class Standalone:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "HOME": str(home),
+            keeper.VARIABLE: os.environ.get(keeper.VARIABLE, ""),
         }
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._started = 0
