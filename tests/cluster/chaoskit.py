@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from clusterkit import PATIENCE
-from localcluster import LocalCluster, MapClient, eventually
+from localcluster import LocalCluster, MapClient
+from waiting import until
 
 from upriver.errors import ConfigError, Status, UpriverError
 from upriver.wire import kv_messages as kv
@@ -106,7 +107,7 @@ def writing(writers: Sequence[Writer], over: threading.Event) -> Iterator[None]:
     try:
         yield
         for writer, before in [(writer, writer.done) for writer in writers]:
-            eventually(partial(_has_gone_on, writer, before))
+            until(partial(_has_gone_on, writer, before))
     finally:
         over.set()
         for writer in writers:
@@ -165,7 +166,7 @@ def heal(cluster: LocalCluster) -> None:
     for node in cluster.state.nodes:
         if node.failed:
             cluster.run("recover", node.name)
-    eventually(lambda: not cluster.run("status")["without_active"], PATIENCE * 2)
+    until(lambda: not cluster.run("status")["without_active"])
 
 
 def assert_kept(cluster: LocalCluster, writers: Sequence[DurableWriter]) -> None:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.cluster import manager_credentials
 from upriver.cluster.raw_connection import Endpoint

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from clusterkit import PATIENCE
 from talk import Talk
+from waiting import until
 
 from upriver.cluster.node_processes import Processes, cluster_process
 from upriver.consumer.topology.cluster_map import ClusterMap, vbucket_of
@@ -51,7 +51,7 @@ class LocalCluster(TemporaryCluster):
                 return False
             return True
 
-        eventually(answers)
+        until(answers)
 
     def data(self, name: str) -> Path:
         """Where a node keeps everything."""
@@ -68,7 +68,7 @@ class LocalCluster(TemporaryCluster):
         """Kills the manager as nothing else can be killed."""
         pid = manager_pid(self)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not runs(pid))
+        until(lambda: not runs(pid))
 
 
 class Found(LocalCluster):
@@ -89,14 +89,6 @@ def runs(pid: int) -> bool:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
-
-
-def eventually(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Waits for something that happens in other processes."""
-    limit = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from clusterkit import PATIENCE
-from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually, is_open
+from localcluster import LocalCluster, MapClient, assert_copies_equal, is_open
 from serverkit import SECRET, users_file
 from talk import Talk
+from waiting import until
 
 from upriver.cluster.control_socket import call
 from upriver.consumer import Access, Consumer
@@ -56,7 +57,7 @@ class Writer:
 
     def __enter__(self) -> Writer:
         self._thread.start()
-        eventually(lambda: len(self.documents) > 20)
+        until(lambda: len(self.documents) > 20)
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -134,7 +135,7 @@ def read_back(cluster: LocalCluster, documents: dict[bytes, bytes]) -> dict[byte
 
 def test_a_cluster_keeps_its_documents_through_a_stop(shared: LocalCluster) -> None:
     with Writer(shared) as writer:
-        eventually(lambda: len(writer.documents) > 50)
+        until(lambda: len(writer.documents) > 50)
     told = shared.run("status")
     assert {node["state"] for node in told["nodes"]} == {"up"}
     assert sum(node["active"] for node in told["nodes"]) == VBUCKETS
@@ -176,7 +177,7 @@ def test_writers_and_readers_go_on_through_a_rebalance(cluster: LocalCluster) ->
         active = [node["active"] for node in cluster.run("status")["nodes"]]
         assert max(active) - min(active) <= 1
         assert read_back(cluster, writer.documents) == writer.documents
-        eventually(lambda: reader.documents() == writer.documents)
+        until(lambda: reader.documents() == writer.documents)
         assert reader.rollbacks == 0  # nothing was lost, so nobody had to forget anything
     assert_copies_equal(cluster)
     assert "n1" not in [node.name for node in cluster.state.nodes]
@@ -191,11 +192,11 @@ def test_writers_and_readers_go_on_through_a_failover(cluster: LocalCluster) -> 
             assert [node["state"] for node in told["nodes"]] == ["up", "failed over", "up"]
             assert told["without_active"] == 0
             more = len(writer.documents) + 20
-            eventually(lambda: len(writer.documents) >= min(more, 300))
+            until(lambda: len(writer.documents) >= min(more, 300))
             cluster.run("recover", "n2")
             cluster.run("rebalance")
         found = read_back(cluster, writer.documents)
-        eventually(lambda: reader.documents() == found)
+        until(lambda: reader.documents() == found)
     assert_copies_equal(cluster)
     active = [node["active"] for node in cluster.run("status")["nodes"]]
     assert max(active) - min(active) <= 1
@@ -224,7 +225,7 @@ def test_a_node_that_dies_is_started_again_and_nothing_is_lost(shared: LocalClus
         shared.signal("n1", signal.SIGKILL)
         shared.signal("n3", signal.SIGKILL)
         before = dict(writer.documents)
-        eventually(lambda: len(writer.documents) >= min(300, len(before) + 50))
+        until(lambda: len(writer.documents) >= min(300, len(before) + 50))
     assert read_back(shared, writer.documents) == writer.documents
     assert_copies_equal(shared)
 
@@ -282,7 +283,7 @@ def test_collections_of_one_node_become_those_of_all(shared: LocalCluster) -> No
             talk.ask(kv.SelectBucket(bucket="default"))
             return b'"more"' in talk.ask(kv.GetManifest()).value
 
-    eventually(lambda: all(has_it(node.name) for node in shared.state.nodes))
+    until(lambda: all(has_it(node.name) for node in shared.state.nodes))
 
 
 def test_with_users_only_they_and_the_manager_are_let_in(tmp_path: Path) -> None:
@@ -328,12 +329,12 @@ def test_couchbases_own_client_writes_through_a_rebalance(shared: LocalCluster) 
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            eventually(lambda: len(written) > 20 or bool(errors))
+            until(lambda: len(written) > 20 or bool(errors))
             added = shared.run("add-node")["added"]
             shared.run("rebalance")
             shared.run("remove-node", added)
             seen = len(written)
-            eventually(lambda: len(written) >= min(200, seen + 20) or bool(errors))
+            until(lambda: len(written) >= min(200, seen + 20) or bool(errors))
         finally:
             over.set()
             writer.join(PATIENCE * 2)

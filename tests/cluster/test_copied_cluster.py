@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from chaoskit import cut_off, heal
 from clusterkit import PATIENCE
-from localcluster import LocalCluster, MapClient, eventually
+from localcluster import LocalCluster, MapClient
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.consumer.topology.cluster_map import vbucket_of
@@ -94,23 +95,21 @@ def test_copies_go_on_when_a_node_is_given_up_with_what_only_it_had(tmp_path: Pa
 
             def meanwhile() -> None:
                 client.set(b"k0", b"lost")
-                eventually(lambda: have(b"k0", b"lost"), PATIENCE * 10)
+                until(lambda: have(b"k0", b"lost"))
 
-            eventually(lambda: have(b"k99", b"first"), PATIENCE * 10)
+            until(lambda: have(b"k99", b"first"))
             cut_off(cluster, node, meanwhile)
             heal(cluster)
-            eventually(lambda: have(b"k0", b"first"), PATIENCE * 10)
+            until(lambda: have(b"k0", b"first"))
             # the second bucket goes back too, and with it the third
             vbucket = vbucket_of(b"k0", 4)
             high = second.bucket.vbucket_stats(vbucket).high_seqno
             second.write(b"k0", b"of nobody", vbucket)
-            eventually(
-                lambda: documents(third.source)[DEFAULT, b"k0"][0] == b"of nobody", PATIENCE * 10
-            )
+            until(lambda: documents(third.source)[DEFAULT, b"k0"][0] == b"of nobody")
             second.fail_over(vbucket, high)
-            eventually(lambda: have(b"k0", b"first"), PATIENCE * 10)
+            until(lambda: have(b"k0", b"first"))
             client.set(b"k0", b"second")
-            eventually(lambda: have(b"k0", b"second"), PATIENCE * 10)
+            until(lambda: have(b"k0", b"second"))
             assert documents(third.source) == documents(second.source) == documents(cluster.source)
 
 
@@ -128,14 +127,14 @@ def test_a_copy_follows_the_collections_of_a_server(tmp_path: Path) -> None:
                 goes_on()
                 return documents(target.source) == documents(source.source)
 
-            eventually(lambda: is_equal() and len(documents(target.source)) == 50, PATIENCE * 10)
+            until(lambda: is_equal() and len(documents(target.source)) == 50)
             upriver("collections", "create", source.source, "shop.late")
             upriver(
                 "load", source.source, "--docs", "20", "--collection", "shop.late", "--prefix", "l"
             )
-            eventually(lambda: is_equal() and len(documents(target.source)) == 70, PATIENCE * 10)
+            until(lambda: is_equal() and len(documents(target.source)) == 70)
             upriver("collections", "drop", source.source, "shop.orders")
-            eventually(lambda: is_equal() and len(documents(target.source)) == 20, PATIENCE * 10)
+            until(lambda: is_equal() and len(documents(target.source)) == 20)
             upriver("collections", "create", source.source, "shop.orders")
             upriver("load", source.source, "--docs", "5", "--collection", "shop.orders")
-            eventually(lambda: is_equal() and len(documents(target.source)) == 25, PATIENCE * 10)
+            until(lambda: is_equal() and len(documents(target.source)) == 25)

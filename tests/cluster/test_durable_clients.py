@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from localcluster import LocalCluster, assert_copies_equal, eventually
+from localcluster import LocalCluster, assert_copies_equal
+from waiting import until
 
 from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD
 
@@ -70,7 +71,7 @@ def test_what_was_written_durably_outlives_a_node(
 ) -> None:
     for level in LEVELS:
         name = level.name
-        eventually(partial(is_written, documents, name, {"n": 1}, level))
+        until(partial(is_written, documents, name, {"n": 1}, level))
         documents.mutate_in(name, [sub.upsert("m", 2)], durably(MutateInOptions, level))
         for number in range(8):
             documents.insert(f"{name}{number}", number, durably(InsertOptions, level))
@@ -84,5 +85,5 @@ def test_what_was_written_durably_outlives_a_node(
         assert [documents.get(f"{name}{n}").content_as[int] for n in range(1, 8)] == [*range(1, 8)]
         for number in range(8):
             key = f"{name}{number}"
-            eventually(partial(is_written, documents, key, "again", level))
+            until(partial(is_written, documents, key, "again", level))
     assert_copies_equal(nodes)

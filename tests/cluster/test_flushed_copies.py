@@ -22,8 +22,8 @@ from clusterkit import (
     relayed,
 )
 from localcluster import LocalCluster, MapClient, assert_copies_equal
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.cluster.replication_relay import ReplicationRelay
 from upriver.errors import Status

@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually, is_open
+from localcluster import LocalCluster, MapClient, assert_copies_equal, is_open
+from waiting import until
 
 from upriver.cluster import control_socket
 from upriver.errors import ConfigError, UpriverError
@@ -98,7 +99,7 @@ def test_a_node_that_is_lost_during_a_rebalance_is_failed_over(
     assert code == 0, shown
     assert "failed over" in said
     assert not is_open(cluster.state.node("n4").port)  # nobody has started it again
-    eventually(lambda: whole(cluster))
+    until(lambda: whole(cluster))
     cluster.run("recover", "n4")
     cluster.run("rebalance")
     assert_copies_equal(cluster)
@@ -113,7 +114,7 @@ def test_a_failover_while_another_node_hangs_says_what_is_missing(cluster: Local
     assert code == 1
     assert shown == "error: n3 does not answer: fail over what is lost, or wait for it\n"
     cluster.signal("n3", signal.SIGCONT)
-    eventually(lambda: whole(cluster))
+    until(lambda: whole(cluster))
     cluster.run("recover", "n1")
     assert_copies_equal(cluster)
 
@@ -144,7 +145,7 @@ def test_a_node_that_never_came_up_is_failed_over(tmp_path: Path) -> None:
         try:
             code, _, shown = ended(command(cluster, "failover", "n2"))
             assert code == 0, shown
-            eventually(lambda: whole(cluster))
+            until(lambda: whole(cluster))
         finally:
             cluster.run("stop")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from chaoskit import MAJORITY
-from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually, is_open
+from localcluster import LocalCluster, MapClient, assert_copies_equal, is_open
+from waiting import until
 
 from upriver.cluster.node_processes import Processes
 
@@ -43,7 +44,7 @@ def gone(cluster: LocalCluster, name: str) -> None:
     """Kills a node, with nobody there to start it again."""
     port = cluster.state.node(name).port
     cluster.signal(name, signal.SIGKILL)
-    eventually(lambda: not is_open(port))
+    until(lambda: not is_open(port))
 
 
 @pytest.mark.parametrize("lost", ["", "store", "store/buckets/default"])
@@ -69,8 +70,8 @@ def test_a_node_that_is_killed_and_emptied_under_its_manager_is_filled(
     os.kill(pid, signal.SIGSTOP)
     shutil.rmtree(cluster.data("n1"))
     os.kill(pid, signal.SIGCONT)  # the process lives on without its files, until it looks
-    eventually(lambda: (cluster.data("n1") / "store").exists())
-    eventually(lambda: cluster.status()["without_active"] == 0)
+    until(lambda: (cluster.data("n1") / "store").exists())
+    until(lambda: cluster.status()["without_active"] == 0)
     assert_all_there(cluster)
 
 
@@ -103,7 +104,7 @@ def test_a_vbucket_stays_down_while_the_node_that_has_more_is_away(cluster: Loca
         cluster.start_unready()
         shared = [row for row in cluster.state.rows if set(row) == {"n1", "n2"}]
         assert shared  # only these have to wait
-        eventually(
+        until(
             lambda: (
                 any(
                     problem.endswith("n2 may have more and does not answer")
@@ -115,7 +116,7 @@ def test_a_vbucket_stays_down_while_the_node_that_has_more_is_away(cluster: Loca
         told = {node["name"]: node for node in cluster.status()["nodes"]}
         assert told["n1"]["active"] == 0
         assert cluster.status()["without_active"] >= len(shared)
-    eventually(lambda: not cluster.status()["without_active"])
+    until(lambda: not cluster.status()["without_active"])
     cluster.start()
     assert_all_there(cluster)
 
@@ -143,7 +144,7 @@ def test_two_of_three_copies_are_not_enough_to_choose_from(tmp_path: Path) -> No
         told = cluster.status()
         assert any(f"{other} may have more and does not answer" in x for x in told["problems"])
         cluster.resume(other)
-        eventually(lambda: not cluster.status()["without_active"])
+        until(lambda: not cluster.status()["without_active"])
         assert_all_there(cluster, written)
 
 

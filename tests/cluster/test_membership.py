@@ -21,8 +21,8 @@ from clusterkit import (
     sign_in,
     token,
 )
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.consumer.transport.access import Access
 from upriver.errors import ConfigError, Status

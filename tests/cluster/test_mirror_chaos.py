@@ -31,7 +31,8 @@ from chaoskit import (
 )
 from clusterkit import PATIENCE
 from deltalake import DeltaTable, QueryBuilder
-from localcluster import LocalCluster, MapClient, assert_copies_equal, eventually
+from localcluster import LocalCluster, MapClient, assert_copies_equal
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.errors import Status
@@ -113,12 +114,14 @@ class Mirror:
         return found
 
     def becomes_equal(self, wanted: Documents) -> None:
-        limit = time.monotonic() + PATIENCE * 10
-        while (found := self.documents()) != wanted:
+        def differing() -> set[bytes]:
             self.assert_running()
-            wrong = {key for key, _ in wanted.items() ^ found.items()}
-            assert time.monotonic() < limit, f"these differ: {sorted(wrong)[:10]}; {self.log}"
-            time.sleep(0.2)
+            return {key for key, _ in wanted.items() ^ self.documents().items()}
+
+        until(
+            lambda: not differing(),
+            what=lambda: f"these differ: {sorted(differing())[:10]}; {self.log}",
+        )
 
 
 class LooseWriter(Writer):
@@ -184,7 +187,7 @@ def lose_what_was_mirrored(cluster: LocalCluster, mirror: Mirror) -> None:
 
         def meanwhile() -> None:
             client.set(key, b"nobody else has it")
-            eventually(mirrored, PATIENCE * 4)
+            until(mirrored)
 
         cut_off(cluster, node, meanwhile)
         assert client.get(key) is None

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from clusterkit import VB, branches, high, make_replica, marker, mutation
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.errors import Status
 from upriver.model import NO_END, FailoverEntry, StreamEndReason, VBucketState

@@ -18,8 +18,8 @@ from clusterkit import (
     mutation,
     renew,
 )
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Datatype, VBucketState

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 from clusterkit import VB, Script, branches, frames, high, make_replica, marker, mutation
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.errors import Status
 from upriver.model import NO_END, Datatype, FailoverEntry, StreamEndReason, VBucketState

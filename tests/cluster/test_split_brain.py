@@ -15,12 +15,12 @@ from localcluster import (
     LocalCluster,
     MapClient,
     assert_copies_equal,
-    eventually,
     is_open,
     manager_pid,
     runs,
 )
 from talk import Talk
+from waiting import until
 
 from upriver.cluster.node_processes import Processes, cluster_process
 from upriver.errors import ConfigError, ConnectionFailed, Status
@@ -62,13 +62,13 @@ def answered(cluster: LocalCluster, request: kv.DocumentRequest) -> Status | Non
 def test_without_a_manager_nodes_refuse_writes_after_a_while(cluster: LocalCluster) -> None:
     vbucket = vbucket_of(cluster, "n1")
     write = kv.Set(vbucket=vbucket, key=b"k", value=b"v")
-    eventually(lambda: answered(cluster, write) is Status.SUCCESS)
+    until(lambda: answered(cluster, write) is Status.SUCCESS)
     cluster.kill_manager()
-    eventually(lambda: answered(cluster, write) is Status.TEMPORARY_FAILURE)
+    until(lambda: answered(cluster, write) is Status.TEMPORARY_FAILURE)
     with connected(cluster, "n1") as talk:
         assert talk.ask(kv.Get(vbucket=vbucket, key=b"k")).value == b"v"
     cluster.start()
-    eventually(lambda: answered(cluster, write) is Status.SUCCESS)
+    until(lambda: answered(cluster, write) is Status.SUCCESS)
 
 
 def test_a_node_whose_number_nobody_knows_is_not_taken_for_one_that_ended(
@@ -83,7 +83,7 @@ def test_a_node_whose_number_nobody_knows_is_not_taken_for_one_that_ended(
         (cluster.data("n1") / "node.json").unlink()
         cluster.start()
         write = kv.Set(vbucket=vbucket, key=b"k", value=b"before")
-        eventually(lambda: talk.ask(write).status is Status.SUCCESS)
+        until(lambda: talk.ask(write).status is Status.SUCCESS)
         assert_copies_equal(cluster)
         cluster.fail_over("n1")
         assert runs(pid)  # it could not be ended
@@ -110,7 +110,7 @@ def test_a_stopped_node_that_wakes_after_a_failover_acknowledges_nothing(
     assert pid is not None
     with connected(cluster, "n1") as talk:
         write = kv.Set(vbucket=vbucket, key=b"k", value=b"v", opaque=1)
-        eventually(lambda: talk.ask(write).status is Status.SUCCESS)
+        until(lambda: talk.ask(write).status is Status.SUCCESS)
         os.kill(pid, signal.SIGSTOP)
         (cluster.data("n1") / "node.json").unlink()  # so that nobody can kill it
         talk.send(*[kv.Set(vbucket=vbucket, key=b"k", value=b"w", opaque=7)] * 10)
@@ -153,8 +153,8 @@ def test_of_two_managers_of_a_directory_the_older_one_ends(cluster: LocalCluster
     older, epoch = manager_pid(cluster), cluster.status()["epoch"]
     (cluster.directory / "manager.lock").unlink()  # which kept a second one from starting
     cluster_process("manager_main", cluster.directory, cluster.directory / "manager.log")
-    eventually(lambda: not runs(older))
-    eventually(lambda: cluster.state.epoch == epoch + 1 and is_served(cluster))
+    until(lambda: not runs(older))
+    until(lambda: cluster.state.epoch == epoch + 1 and is_served(cluster))
     with MapClient(cluster) as client:
         client.set(b"k", b"v", (MAJORITY,))
 
@@ -171,7 +171,7 @@ def test_the_manager_of_a_copied_directory_takes_nobodys_nodes(
     try:
         with pytest.raises(ConfigError, match="cannot listen"):
             copy.start()
-        eventually(lambda: "is not n1 of this cluster" in str(copy.status()["nodes"]))
+        until(lambda: "is not n1 of this cluster" in str(copy.status()["nodes"]))
         assert all(node["active"] == 0 for node in copy.status()["nodes"])
     finally:
         copy.stop()
@@ -188,4 +188,4 @@ def test_managers_and_nodes_end_when_their_directory_is_gone(tmp_path: Path) -> 
     pids = [manager_pid(cluster), *nodes]
     assert all(pid is not None and runs(pid) for pid in pids)
     shutil.rmtree(cluster.directory)
-    eventually(lambda: not any(runs(pid) for pid in pids if pid is not None))
+    until(lambda: not any(runs(pid) for pid in pids if pid is not None))

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from chaoskit import MAJORITY
 from clusterkit import sign_in
-from localcluster import Found, LocalCluster, MapClient, eventually
+from localcluster import Found, LocalCluster, MapClient
 from serverkit import SECRET, ServerProcess, users_file
 from talk import Talk
+from waiting import until
 
 from upriver.cluster import cluster_start
 from upriver.consumer.transport.access import Access
@@ -69,7 +70,7 @@ def test_a_stranger_on_the_port_is_left_alone_and_named(tmp_path: Path) -> None:
             assert 2 <= starts <= 12  # each pause is twice the one before
             stranger.kill()
             # and once the port is free the node comes up by itself
-            eventually(lambda: made.status()["without_active"] == 0)
+            until(lambda: made.status()["without_active"] == 0)
         finally:
             made.run("stop")
 
@@ -100,7 +101,7 @@ def test_a_reader_cannot_forge_durability(tmp_path: Path) -> None:
         reader, writer = (signed_in(cluster, active, name) for name in ("reader", "writer"))
         with reader, writer:
             write = kv.Set(vbucket=vbucket, key=b"k", value=b"v", frames=(MAJORITY,))
-            eventually(lambda: writer.ask(write).status is Status.SUCCESS)
+            until(lambda: writer.ask(write).status is Status.SUCCESS)
             cluster.pause(copy)
             reader.open("replication:forged")
             assert reader.control("consumer_name", copy).status is Status.SUCCESS
@@ -115,7 +116,7 @@ def test_a_reader_cannot_forge_durability(tmp_path: Path) -> None:
             late = kv.Set(vbucket=vbucket, key=b"k", value=b"w", frames=(impatient,))
             assert writer.ask(late).status is Status.SYNC_WRITE_AMBIGUOUS
             cluster.resume(copy)
-            eventually(lambda: writer.ask(write).status is Status.SUCCESS)
+            until(lambda: writer.ask(write).status is Status.SUCCESS)
 
 
 def signed_in(cluster: LocalCluster, node: str, user: str) -> Talk:
@@ -178,7 +179,7 @@ def test_a_cluster_needs_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         cluster.kill_manager()
         cluster.start()
         cluster.kill("n1")
-        eventually(lambda: not cluster.status()["without_active"])
+        until(lambda: not cluster.status()["without_active"])
         cluster.fail_over("n2")
         cluster.recover("n2")
         with MapClient(cluster) as client:

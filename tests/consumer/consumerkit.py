@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from packets import Packets
 
 from upriver.consumer import Change, Consumer
 from upriver.consumer.changes import changes_of
@@ -262,13 +263,12 @@ class Scripted:
             return
 
     def _serve(self, connection: socket.socket) -> None:
-        talk, framer = Conversation(connection, self._dialect), Framer()
+        talk = Conversation(connection, self._dialect)
         with connection, suppress(OSError):
-            while chunk := connection.recv(1 << 16):
-                for packet in framer.feed(chunk):
-                    request = self._dialect.decode(packet)
-                    if not self.script(talk, request):
-                        self._answer(talk, request)
+            for packet in Packets(connection):
+                request = self._dialect.decode(packet)
+                if not self.script(talk, request):
+                    self._answer(talk, request)
 
     def _answer(self, talk: Conversation, request: Any) -> None:
         opaque = request.opaque
@@ -353,14 +353,6 @@ def high_seqnos(producer: TemporaryProducer) -> dict[int, int]:
         vbucket: bucket.vbucket_stats(vbucket).high_seqno
         for vbucket in range(bucket.settings.vbuckets)
     }
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that happens in another thread without telling anybody."""
-    limit = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.002)
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:

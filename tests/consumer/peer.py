@@ -11,11 +11,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from packets import Packets
+
 from upriver.consumer.transport.connection_string import Address, Source
 from upriver.errors import Status
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp
-from upriver.wire.framing import Framer
 from upriver.wire.messages import PlainResponse, Request
 
 #: An answer, or its status or value; None for what a server would say.
@@ -72,15 +73,14 @@ class Peer:
             return
 
     def _serve(self, connection: socket.socket) -> None:
-        dialect, framer = Dcp(), Framer()
+        dialect = Dcp()
         if self._tls is not None:
             connection = self._tls.wrap_socket(connection, server_side=True)
         with connection, suppress(ConnectionError):
-            while chunk := connection.recv(1 << 16):
-                for packet in framer.feed(chunk):
-                    request = dialect.decode(packet)
-                    assert isinstance(request, Request)
-                    connection.sendall(self._packet(dialect, request))
+            for packet in Packets(connection):
+                request = dialect.decode(packet)
+                assert isinstance(request, Request)
+                connection.sendall(self._packet(dialect, request))
 
     def _packet(self, dialect: Dcp, request: Request) -> bytes:
         said = self._answer(request)

@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from consumerkit import everything, fill, high_seqnos, in_order, in_thread, places, until
+from consumerkit import everything, fill, high_seqnos, in_order, in_thread, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from upriver.consumer import (
     Checkpoint,

@@ -22,10 +22,10 @@ from consumerkit import (
     mutation,
     places,
     streaming,
-    until,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from upriver.consumer import (
     Change,

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from storekit_s3 import BUCKET, s3_server
+from waiting import until
 
 from upriver.consumer import (
     AsyncConsumer,
@@ -44,13 +45,6 @@ PATIENCE = 300.0
 VBUCKETS = 8
 #: Long enough that a member on a busy machine rarely loses it.
 LEASE = 6.0
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # ---- stores ------------------------------------------------------------------------------
@@ -206,19 +200,19 @@ def test_members_share_a_bucket_and_hand_over(kind: str, tmp_path: Path) -> None
 
         write()
         with Reader(producer.source, members) as a:
-            eventually(lambda: keys_of(a) == written)
+            until(lambda: keys_of(a) == written)
             assert len(a.vbuckets) == VBUCKETS
             with Reader(producer.source, members) as b:
-                eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == VBUCKETS // 2)
+                until(lambda: len(a.vbuckets) == len(b.vbuckets) == VBUCKETS // 2)
                 assert not a.vbuckets & b.vbuckets
                 write()
-                eventually(lambda: keys_of(a, b) == written)
+                until(lambda: keys_of(a, b) == written)
             write()
-            eventually(lambda: keys_of(a, b) == written and len(a.vbuckets) == VBUCKETS)
+            until(lambda: keys_of(a, b) == written and len(a.vbuckets) == VBUCKETS)
         # whoever comes later goes on where the group was
         write()
         with Reader(producer.source, members) as c:
-            eventually(lambda: keys_of(a, b, c) == written)
+            until(lambda: keys_of(a, b, c) == written)
             assert len(keys_of(c)) == 50
 
 
@@ -271,7 +265,7 @@ def test_a_member_that_others_removed_saves_nothing_and_joins_again(tmp_path: Pa
     with TemporaryProducer(vbuckets=VBUCKETS) as producer, ExitStack() as stack:
         producer.write(b"key:0", b"{}")
         reader = stack.enter_context(Reader(producer.source, tmp_path))
-        eventually(lambda: len(reader.vbuckets) == VBUCKETS and bool(reader.changes))
+        until(lambda: len(reader.vbuckets) == VBUCKETS and bool(reader.changes))
         before, version = roster()
         # as a watcher would do it that has not heard of the member for too long
         sealed = None
@@ -286,14 +280,14 @@ def test_a_member_that_others_removed_saves_nothing_and_joins_again(tmp_path: Pa
             store, PositionCells("readers").claim(after.owned_by("another"), lambda vb: Position())
         )
         assert len(claimed) == VBUCKETS
-        eventually(lambda: any(revocation.lost for revocation in reader.revocations))
+        until(lambda: any(revocation.lost for revocation in reader.revocations))
         former = {*before.members, "another"}
-        eventually(lambda: bool(set(roster()[0].members) - former))
+        until(lambda: bool(set(roster()[0].members) - former))
         saved = run_steps(store, PositionCells("readers").load(range(VBUCKETS)))
         assert min(one.generation for one in saved.values()) >= after.generation
         # the other one is never heard of: it is replaced, and reading goes on
         producer.write(b"key:1", b"{}")
-        eventually(lambda: b"key:1" in keys_of(reader))
+        until(lambda: b"key:1" in keys_of(reader))
         assert len(reader.vbuckets) == VBUCKETS
 
 
@@ -308,12 +302,12 @@ def test_a_rollback_takes_a_groups_position_back(tmp_path: Path) -> None:
             return found.get(0)
 
         with Reader(producer.source, tmp_path) as reader:
-            eventually(lambda: (one := saved()) is not None and one.position.seqno == 4)
+            until(lambda: (one := saved()) is not None and one.position.seqno == 4)
             producer.fail_over(0, 2)
-            eventually(lambda: reader.rollbacks == 1)
-            eventually(lambda: (one := saved()) is not None and one.rollbacks == 1)
+            until(lambda: reader.rollbacks == 1)
+            until(lambda: (one := saved()) is not None and one.rollbacks == 1)
             producer.write(b"key:5", b"{}")
-            eventually(lambda: b"key:5" in keys_of(reader))
+            until(lambda: b"key:5" in keys_of(reader))
         end = saved()
         assert end is not None
         assert (end.rollbacks, end.position.seqno) == (1, 3)
@@ -342,7 +336,7 @@ def test_without_a_lease_nothing_is_delivered(tmp_path: Path) -> None:
         group = one._group
         assert group is not None
         store.open.clear()  # no heartbeat is written any more
-        eventually(lambda: not group.may_deliver)
+        until(lambda: not group.may_deliver)
         for number in range(1, 4):
             producer.write(b"key:%d" % number, b"{}")
         assert one.poll(0.5) is None
@@ -366,10 +360,10 @@ class Unreliable(DirectoryGroupStore):
 def test_a_store_that_fails_now_and_then_only_delays(tmp_path: Path) -> None:
     store = Unreliable(tmp_path)
     with TemporaryProducer(vbuckets=2) as producer, Reader(producer.source, store) as a:
-        eventually(lambda: len(a.vbuckets) == 2)
+        until(lambda: len(a.vbuckets) == 2)
         with Reader(producer.source, tmp_path) as b:
             # the first attempt of the other to let a vbucket go fails
-            eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == 1)
+            until(lambda: len(a.vbuckets) == len(b.vbuckets) == 1)
             assert store.attempts >= 3
 
 
@@ -401,20 +395,20 @@ def test_members_can_wait_until_changes_are_persisted(tmp_path: Path) -> None:
             Reader(producer.source, tmp_path, persisted_everywhere=0.05) as a,
             Reader(producer.source, tmp_path, persisted_everywhere=0.05) as b,
         ):
-            eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == VBUCKETS // 2)
+            until(lambda: len(a.vbuckets) == len(b.vbuckets) == VBUCKETS // 2)
             for number in range(50, 100):
                 producer.write(b"key:%d" % number, b"{}")
-            eventually(lambda: len(keys_of(a, b)) == 100)
+            until(lambda: len(keys_of(a, b)) == 100)
 
 
 def test_a_new_group_can_start_now(tmp_path: Path) -> None:
     with TemporaryProducer(vbuckets=VBUCKETS) as producer:
         producer.write(b"before", b"{}")
         with Reader(producer.source, tmp_path, start="now") as reader:
-            eventually(lambda: len(reader.vbuckets) == VBUCKETS)
+            until(lambda: len(reader.vbuckets) == VBUCKETS)
         producer.write(b"between", b"{}")
         with Reader(producer.source, tmp_path, start="now") as reader:
-            eventually(lambda: keys_of(reader) == {b"between"})
+            until(lambda: keys_of(reader) == {b"between"})
 
 
 @pytest.mark.parametrize(
@@ -456,19 +450,19 @@ def test_members_that_meet_in_the_bucket_go_on_through_failovers() -> None:
 
         write()
         a, b = (stack.enter_context(Reader(cluster.source, None)) for _ in range(2))
-        eventually(lambda: keys_of(a, b) >= written)
+        until(lambda: keys_of(a, b) >= written)
         for node in ("n1", "n2"):
             cluster.kill(node)
             cluster.fail_over(node)
             write()
-            eventually(lambda: keys_of(a, b) >= written)
+            until(lambda: keys_of(a, b) >= written)
             cluster.recover(node)
             cluster.rebalance()
             write()
-            eventually(lambda: keys_of(a, b) >= written)
-            eventually(lambda: len(a.vbuckets) + len(b.vbuckets) == 16)
+            until(lambda: keys_of(a, b) >= written)
+            until(lambda: len(a.vbuckets) + len(b.vbuckets) == 16)
         # whatever a failover has lost of the group, it is a group again
-        eventually(lambda: len(a.vbuckets) == len(b.vbuckets) == 8)
+        until(lambda: len(a.vbuckets) == len(b.vbuckets) == 8)
 
 
 # ---- members that are killed and paused --------------------------------------------------
@@ -576,8 +570,8 @@ def test_every_change_is_delivered_while_members_die_pause_and_come(
                     gone.wait(PATIENCE)
             over.set()
             writer.join()
-            eventually(lambda: written <= delivered(outputs))
-            eventually(lambda: len(watch.members) == len(running))
+            until(lambda: written <= delivered(outputs))
+            until(lambda: len(watch.members) == len(running))
         finally:
             over.set()
             watch.over.set()

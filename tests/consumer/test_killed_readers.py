@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from storekit import split
+from waiting import until
 
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
 from upriver.wire import canonical
@@ -46,15 +47,15 @@ class Told:
 
 def until_equal(output: Path, state: Path, wanted: dict[str, str]) -> None:
     """Waits until the reader has everything; fails with what is missing."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
+
+    def found() -> dict[str, str]:
         size = json.loads(state.read_text())["size"] if state.exists() else 0
-        found = Told(output).documents() if size == output.stat().st_size else {}
-        if found == wanted:
-            return
-        if time.monotonic() > deadline:
-            pytest.fail(f"{len(found)} documents instead of {len(wanted)}")
-        time.sleep(0.1)
+        return Told(output).documents() if size == output.stat().st_size else {}
+
+    until(
+        lambda: found() == wanted,
+        what=lambda: f"{len(found())} documents instead of {len(wanted)}",
+    )
 
 
 def documents(producer: TemporaryProducer) -> dict[str, str]:

@@ -21,9 +21,9 @@ from consumerkit import (
     mutation,
     places,
     streaming,
-    until,
 )
 from serverkit import SECRET, users_file
+from waiting import until
 
 from upriver.consumer import Access, Consumer
 from upriver.consumer.topology.seqno_survey import Survey

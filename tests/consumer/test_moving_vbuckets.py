@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from consumerkit import Conversation, until
+from consumerkit import Conversation
 from old_servers import RealServer, Release302, Release412, Release705, cluster_of
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.consumer.topology.seqno_survey import Survey

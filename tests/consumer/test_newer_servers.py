@@ -9,8 +9,8 @@ from typing import Any
 import flatbuffers
 import pytest
 from consumerkit import Conversation, Scripted, at, everything, marker, mutation, streaming
-from consumerkit import until as until_it_happens
 from test_real_servers import END, MANIFEST, TODAY, mark
+from waiting import until as until_it_happens
 
 from upriver.consumer import Consumer
 from upriver.consumer.checkpoints.position_json import dump_position, load_position

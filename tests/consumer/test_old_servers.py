@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumerkit import LOG, Conversation, at, everything, in_order, places, until
+from consumerkit import LOG, Conversation, at, everything, in_order, places
 from old_servers import April2014, RealServer, Release302, Release412, Release705
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.consumer.consumer_settings import RollbackPolicy

@@ -20,8 +20,8 @@ from consumerkit import (
     mutation,
     places,
     streaming,
-    until,
 )
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.consumer.streaming.engine import Engine

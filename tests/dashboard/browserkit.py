@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from dashboardkit import PATIENCE
+from waiting import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -51,11 +51,7 @@ class Browser:
 
     def until(self, script: str, *arguments: object) -> Any:
         """What a script returns, as soon as that is something."""
-        deadline = time.monotonic() + PATIENCE
-        while not (found := self.driver.execute_script(script, *arguments)):
-            assert time.monotonic() < deadline, f"{script} never came true"
-            time.sleep(0.02)
-        return found
+        return until(lambda: self.run(script, *arguments), what=script)
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPMessage
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
+
+from waiting import until
 
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.collector import Collector
@@ -49,15 +50,6 @@ def ask(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
         connection.close()
 
 
-def eventually(look: Callable[[], _T | None]) -> _T:
-    """What ``look`` finds, as soon as it finds anything."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(INTERVAL / 2)
-    return found
-
-
 def seen(
     url: str, wanted: Callable[[StatsDocument], bool] = lambda document: True
 ) -> StatsDocument:
@@ -67,7 +59,7 @@ def seen(
         document = checked(StatsDocument, ask(url, "/stats.json").content)
         return document if document["server"] is not None and wanted(document) else None
 
-    return eventually(look)
+    return until(look)
 
 
 def server_of(document: StatsDocument) -> ServerFigures:

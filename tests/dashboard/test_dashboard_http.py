@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from dashboardkit import PATIENCE, ask, eventually, seen, server_of, watched
+from dashboardkit import PATIENCE, ask, seen, server_of, watched
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.dashboard.collector import Collector
@@ -172,7 +173,7 @@ def test_health_says_whether_figures_are_fresh(url: str) -> None:
         Collector(fails) as collector,  # type: ignore[arg-type]
         DashboardServer(collector, port=0) as page,
     ):
-        eventually(lambda: collector.latest.document["problem"] == "the disk is full")
+        until(lambda: collector.latest.document["problem"] == "the disk is full")
         answer = ask(page.url, "/health")
         assert (answer.status, answer.content) == (503, {"error": "the disk is full"})
         assert ask(page.url, "/stats.json").content["problem"] == "the disk is full"
@@ -232,12 +233,12 @@ def test_viewers_beyond_the_limit_are_turned_away_until_others_leave(url: str) -
     idle = [socket_to(url) for _ in range(40)]
     try:
         # who is turned away is closed at once, which the others are not
-        turned_away = eventually(lambda: [link for link in idle if _is_closed(link)])
+        turned_away = until(lambda: [link for link in idle if _is_closed(link)])
         assert len(turned_away) >= 1
     finally:
         for link in idle:
             link.close()
-    eventually(lambda: _answers(url))
+    until(lambda: _answers(url))
 
 
 def _is_closed(link: socket.socket) -> bool:

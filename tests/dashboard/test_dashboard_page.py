@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from browserkit import Browser, started_browser
-from dashboardkit import PATIENCE, eventually, watched
+from dashboardkit import PATIENCE, watched
 from selenium.webdriver.common.keys import Keys
 from talk import Talk
+from waiting import until
 
 from upriver import __version__
 from upriver.cli.dashboard.producer_figures import ProducerFeed
@@ -557,7 +558,7 @@ def test_a_fault_is_told_in_words(browser: Browser) -> None:
         browser.driver.get(page.url)
         browser.until_text("#status", "the figures cannot be read; the log says why")
         assert "KeyError" not in browser.text("body")
-        eventually(lambda: collector.latest.document["problem"])
+        until(lambda: collector.latest.document["problem"])
 
 
 def test_viewers_sign_in_where_the_server_has_users(browser: Browser, tmp_path: Path) -> None:

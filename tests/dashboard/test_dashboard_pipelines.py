@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboardkit import ask, eventually
+from dashboardkit import ask
+from waiting import until
 
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.event_detection import EventDetector
@@ -107,7 +108,7 @@ def test_a_page_of_pipelines_alone_has_their_metrics(path: Path) -> None:
         Collector(None, [ProgressFile(path, "orders").sample], interval=0.05) as collector,
         DashboardServer(collector, port=0) as page,
     ):
-        eventually(lambda: collector.latest.document["pipelines"])
+        until(lambda: collector.latest.document["pipelines"])
         text = ask(page.url, "/metrics").body.decode()
         assert 'upriver_pipeline_rows_total{table="orders"} 7.0\n' in text
         assert 'upriver_pipeline_lag_changes{table="orders"} 3.0\n' in text

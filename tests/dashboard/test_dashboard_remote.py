@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from dashboardkit import ask, eventually, seen, watched
+from dashboardkit import ask, seen, watched
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.figure_types import StatsDocument
@@ -46,7 +47,7 @@ def test_it_shows_what_the_other_shows_and_counts_by_itself() -> None:
             Collector(server.sample, interval=0.05) as collector,
             DashboardServer(collector, server, port=0) as page,
         ):
-            eventually(lambda: "cannot be reached" in str(collector.latest.document["problem"]))
+            until(lambda: "cannot be reached" in str(collector.latest.document["problem"]))
             assert ask(page.url, "/health").status == 503
 
 

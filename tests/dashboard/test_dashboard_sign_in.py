@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from certificates import write_certificates
 from click.testing import CliRunner
-from dashboardkit import PATIENCE, Answer, ask, eventually
+from dashboardkit import PATIENCE, Answer, ask
+from waiting import until
 
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.cli.main import cli
@@ -47,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             Collector(feed.sample, interval=0.05) as collector,
             DashboardServer(collector, feed, port=0) as page,
         ):
-            eventually(lambda: collector.latest.document["server"] is not None)
+            until(lambda: collector.latest.document["server"] is not None)
             yield page.url
     quick.undo()
 
@@ -213,7 +214,7 @@ def test_a_page_for_a_network_has_the_tls_of_its_server(tmp_path: Path) -> None:
                 collector, feed, host="0.0.0.0", port=0, tls=settings.tls_context()
             ) as page,
         ):
-            eventually(lambda: collector.latest.document["server"] is not None)
+            until(lambda: collector.latest.document["server"] is not None)
             assert page.url.startswith("https://0.0.0.0:")
             address = page.url.replace("0.0.0.0", "127.0.0.1")
             trusted = ssl.create_default_context(cafile=files.authority)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import trustme
-from talk import PATIENCE, Talk
+from talk import Talk
 
 from upriver.errors import Status
 from upriver.producer.bootstrap.users import MIN_ITERATIONS, Grant, Role, Users
@@ -56,14 +55,6 @@ class Certificates:
     def settings(self, **more: Any) -> ServerSettings:
         """Of a server that encrypts."""
         return ServerSettings(certificate=self.server, key=self.server, **more)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that happens in the server's thread without telling anybody."""
-    limit = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.002)
 
 
 class ServerProcess:

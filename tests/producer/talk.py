@@ -9,11 +9,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
+from packets import Packets
+
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Dialect
-from upriver.wire.framing import Framer
 from upriver.wire.protocol_enums import Feature, OpenFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
@@ -83,8 +84,7 @@ class Talk:
     def __init__(self, producer: Listening, dialect: Dialect | None = None) -> None:
         self.dialect = dialect or Dcp()
         self.socket = socket.create_connection((producer.host, producer.port), timeout=PATIENCE)
-        self._framer = Framer()
-        self._received: list[bytes] = []
+        self._packets = Packets(self.socket)
         self._opaque = 0
 
     def __enter__(self) -> Self:
@@ -143,12 +143,7 @@ class Talk:
         )
 
     def packet(self) -> bytes:
-        while not self._received:
-            chunk = self.socket.recv(1 << 18)
-            if not chunk:
-                raise ConnectionError("the server closed the connection")
-            self._received += self._framer.feed(chunk)
-        return self._received.pop(0)
+        return self._packets.next()
 
     def read(self) -> Any:
         return self.dialect.decode(self.packet())

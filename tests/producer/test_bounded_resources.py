@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serverkit import SECRET, ServerProcess, until, users_file
+from serverkit import SECRET, ServerProcess, users_file
 from talk import PATIENCE, Talk
+from waiting import until
 
 from upriver.errors import ConfigError, Status, StoreRefusal
 from upriver.escaping import escaped

@@ -13,10 +13,10 @@ import struct
 from collections.abc import Iterator, Sequence
 
 import pytest
+from packets import Packets
 from talk import PATIENCE
 
 from upriver.testing import TemporaryProducer
-from upriver.wire.framing import Framer
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 HELLO, SELECT, OPEN, CONTROL, STREAM, END = 0x1F, 0x89, 0x50, 0x5E, 0x53, 0x55
@@ -161,22 +161,14 @@ class Client:
 
     def __init__(self, producer: TemporaryProducer) -> None:
         self.socket = socket.create_connection((producer.host, producer.port), timeout=PATIENCE)
-        self._framer = Framer()
-        self._packets: list[bytes] = []
+        self._packets = Packets(self.socket)
         #: What the server sent of itself, by opcode.
         self.pushed: list[int] = []
-
-    def next(self) -> bytes:
-        while not self._packets:
-            received = self.socket.recv(1 << 16)
-            assert received, "the server closed the connection"
-            self._packets += self._framer.feed(received)
-        return self._packets.pop(0)
 
     def ask(self, request: bytes) -> tuple[int, bytes]:
         """The status and the value of the answer to a request."""
         self.socket.sendall(request)
-        while (answer := self.next())[0] != 0x81:
+        while (answer := self._packets.next())[0] != 0x81:
             self.pushed.append(answer[1])
         _, opcode, key, extras, _, status, _, opaque, _ = HEADER.unpack_from(answer)
         assert (opcode, opaque) == (request[1], int.from_bytes(request[12:16], "big"))
@@ -184,7 +176,7 @@ class Client:
 
     def until(self, opcode: int) -> None:
         while opcode not in self.pushed:
-            self.pushed.append(self.next()[1])
+            self.pushed.append(self._packets.next()[1])
 
 
 @pytest.mark.parametrize(

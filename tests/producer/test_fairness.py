@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from serverkit import until
 from talk import Talk
+from waiting import until
 
 from upriver.errors import Status, StoreRefusal
 from upriver.producer.connections import thread_pools

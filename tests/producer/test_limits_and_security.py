@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from serverkit import SECRET, Certificates, until, users_file
+from packets import Packets
+from serverkit import SECRET, Certificates, users_file
 from talk import PATIENCE, Talk
+from waiting import until
 
 from upriver.errors import ConfigError, Status
 from upriver.model import VBucketState
@@ -267,6 +269,7 @@ class SecretTalk(Talk):
         if own is not None:
             context.load_cert_chain(own)
         self.socket = context.wrap_socket(self.socket, server_hostname=producer.host)
+        self._packets = Packets(self.socket)
 
 
 def test_passwords_travel_as_they_are_only_when_encrypted(

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serverkit import until, users_file
+from serverkit import users_file
 from strategies import DIALECTS, FORMS, U8, U32, message_of
 from talk import PATIENCE, Talk
+from waiting import until
 
 from upriver.errors import Status
 from upriver.model import VBucketState

@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 from follower import Follower, everything_in, high_seqnos
-from serverkit import ServerProcess, load, until
+from serverkit import ServerProcess, load
 from talk import Talk
+from waiting import until
 
 from upriver.errors import Status
 from upriver.model import NO_END

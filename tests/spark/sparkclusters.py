@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +22,7 @@ from zipfile import ZIP_DEFLATED, PyZipFile
 import keeper
 import pyspark
 from sparkkit import PATIENCE
+from waiting import until
 
 import upriver
 from upriver.spark.runtime.find_java import ensure_java_home
@@ -181,13 +181,10 @@ class Standalone:
         return log
 
     def _wait_for(self, log: Path, wanted: str) -> str:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            said = log.read_text(errors="replace")
-            if found := re.search(wanted, said):
-                return found[1]
-            assert time.monotonic() < deadline, said[-3000:]
-            time.sleep(0.1)
+        def said() -> str:
+            return log.read_text(errors="replace")
+
+        return until(lambda: re.search(wanted, said()), what=lambda: said()[-3000:])[1]
 
 
 def executors(ancestor: int) -> list[int]:

@@ -209,14 +209,9 @@ def _number(file: Path) -> int:
     return int(file.name)
 
 
-def until(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
-    """Waits for something that a running query brings about; fails if the query does."""
-    for _ in range(PATIENCE * 20):
-        if is_so():
-            return
-        if query.awaitTermination(0.05):  # type: ignore[arg-type]  # a fraction is right as well
-            break
-    raise AssertionError(f"it did not come: {query.exception() or query.status}")
+def ended(query: StreamingQuery) -> Callable[[], str]:
+    """Why nothing more comes of a query; empty while it runs."""
+    return lambda: "" if query.isActive else f"the query has ended ({query.exception()})"
 
 
 @contextmanager

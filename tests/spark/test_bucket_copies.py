@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from sparkkit import PATIENCE, names, stored
+from sparkkit import PATIENCE, ended, names, stored
+from waiting import until
 
 from upriver.consumer.transport.connection_string import Source
 from upriver.consumer.writing.documents import Documents
@@ -162,17 +161,17 @@ def test_collections_are_created_and_dropped_in_the_copy_too(
 
     query = copy(spark, source.source, target.source, checkpoint=tmp_path)
     try:
-        becomes(query, is_equal)
+        until(is_equal, unless=ended(query))
         late = bucket.create_collection(shop, "late").id
         put(source, late, b"late", *keys)
-        becomes(query, is_equal)
+        until(is_equal, unless=ended(query))
         bucket.drop_collection(carts)  # the name is never used again
-        becomes(query, is_equal)
+        until(is_equal, unless=ended(query))
         assert names_of(target) == names_of(source) | {"_default.theirs"}
         bucket.drop_collection(orders)  # and made again at once, with fewer documents
         orders = bucket.create_collection(shop, "orders").id
         put(source, orders, b"new", *keys[:3])
-        becomes(query, is_equal)
+        until(is_equal, unless=ended(query))
     finally:
         query.stop()
     # the same while nothing is copied
@@ -189,14 +188,6 @@ def test_collections_are_created_and_dropped_in_the_copy_too(
 def names_of(producer: TemporaryProducer) -> set[str]:
     with Documents(Source.parse(producer.source)) as opened:
         return {".".join(name) for name in opened.collections.live_names().values()}
-
-
-def becomes(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert query.exception() is None, query.exception()
-        assert time.monotonic() < deadline, "it stays different"
-        time.sleep(0.1)
 
 
 @pytest.mark.extended

@@ -17,6 +17,7 @@ import pytest
 from sparkclusters import Program, Standalone, archive, driver, executor_python, executors
 from sparkkit import PATIENCE, documents, fill
 from storekit_s3 import BUCKET, s3_server
+from waiting import until
 
 from upriver.testing import TemporaryProducer
 
@@ -55,11 +56,7 @@ def equals(program: Program, producer: TemporaryProducer) -> None:
 
 def executor_of(ancestor: int) -> int:
     """An executor that a process has started, which may take a while."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := executors(ancestor)):
-        assert time.monotonic() < deadline, "there is no executor"
-        time.sleep(0.1)
-    return found[0]
+    return until(lambda: executors(ancestor))[0]
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.extended)])

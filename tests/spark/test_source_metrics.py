@@ -17,7 +17,8 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryProgress,
 )
-from sparkkit import Reading, fill, until
+from sparkkit import Reading, ended, fill
+from waiting import until
 
 from upriver.errors import ConfigError
 from upriver.spark.query_metrics import SourceListener
@@ -50,7 +51,7 @@ def test_rows_batches_lag_and_rollbacks_of_a_query_are_told(
         reading = Reading(spark, producer.source, tmp_path, maxOffsetsPerTrigger=150)
         reading.name = "orders"
         with reading.running() as query:
-            until(query, lambda: told("rows_total") == 400)
+            until(lambda: told("rows_total") == 400, unless=ended(query))
             # the first one only decides where to begin
             reports = [json.loads(p.sources[0].latestOffset) for p in query.recentProgress[1:4]]
             total = {"vbuckets": VBUCKETS, "seqnos": 400}
@@ -59,7 +60,7 @@ def test_rows_batches_lag_and_rollbacks_of_a_query_are_told(
             assert told("lag_seqnos") == told("lag_seconds") == 0
 
             producer.fail_over(1, 90)
-            until(query, lambda: told("rollbacks_total", cause="failover") == 1)
+            until(lambda: told("rollbacks_total", cause="failover") == 1, unless=ended(query))
             port = listener.serve(0)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 served = answer.read().decode()

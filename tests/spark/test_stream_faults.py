@@ -15,13 +15,14 @@ from sparkkit import (
     Reading,
     behind_a_proxy,
     documents,
+    ended,
     fill,
     folded,
     name_of,
     stored,
-    until,
     update,
 )
+from waiting import until
 
 from upriver.model import VBucketState
 from upriver.testing import ChaosProxy, Faults, TemporaryProducer
@@ -96,7 +97,7 @@ def test_a_failover_in_the_middle_of_a_batch_is_made_up_for(
             producer.fail_over(vbucket, high(producer, vbucket) - 10 * vbucket)
         fill(producer, range(100))
         proxy.resume()
-        until(query, lambda: bool(reading.batches))
+        until(lambda: bool(reading.batches), unless=ended(query))
         query.stop()
         reading.read()
         assert {row.vbucket for row in reading.rows if row.branch} >= {1, 2, 3}
@@ -173,7 +174,7 @@ def stopped_in_the_middle(
         proxy.to_client.faults = Faults(delay=0.01)
         reading = Reading(spark, producer.source, checkpoint, flowControlBuffer="16k")
         with reading.running() as query:
-            until(query, lambda: proxy.counts.bytes_to_client > 200_000)
+            until(lambda: proxy.counts.bytes_to_client > 200_000, unless=ended(query))
             proxy.stall()
             assert not reading.batches
             proxy.to_client.faults = Faults()
@@ -188,9 +189,9 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_is_waited_for(
         producer.restart()
         proxy.resume()
         before = proxy.counts.unreachable
-        until(query, lambda: proxy.counts.unreachable > before)
+        until(lambda: proxy.counts.unreachable > before, unless=ended(query))
         proxy.target = (producer.host, producer.port)
-        until(query, lambda: bool(reading.batches))
+        until(lambda: bool(reading.batches), unless=ended(query))
         query.stop()
         reading.read()
         assert rows_are_those_of(reading, producer)
@@ -202,17 +203,17 @@ def test_a_server_that_comes_late_is_waited_for(spark: SparkSession, tmp_path: P
         proxy.target = None
         reading = Reading(spark, producer.source, tmp_path)
         with reading.running() as query:
-            until(query, lambda: proxy.counts.unreachable > 1)
+            until(lambda: proxy.counts.unreachable > 1, unless=ended(query))
             proxy.target = (producer.host, producer.port)
-            until(query, lambda: len(reading.rows) == 100)
+            until(lambda: len(reading.rows) == 100, unless=ended(query))
             # and so is one that goes while there is nothing to do
             proxy.target = None
             proxy.cut()
             before = proxy.counts.unreachable
             fill(producer, range(100, 200))
-            until(query, lambda: proxy.counts.unreachable > before)
+            until(lambda: proxy.counts.unreachable > before, unless=ended(query))
             proxy.target = (producer.host, producer.port)
-            until(query, lambda: len(reading.rows) == 200)
+            until(lambda: len(reading.rows) == 200, unless=ended(query))
         assert rows_are_those_of(reading, producer)
 
 
@@ -243,13 +244,13 @@ def test_vbuckets_that_nobody_serves_do_not_stop_the_others(
     reading = Reading(spark, producer.source, tmp_path)
     fill(producer, range(40))
     with reading.running() as query:
-        until(query, lambda: len(reading.rows) == 40)
+        until(lambda: len(reading.rows) == 40, unless=ended(query))
         producer.set_state(3, VBucketState.DEAD)
         update(producer, 1, 10)
-        until(query, lambda: len(reading.rows) == 50)
+        until(lambda: len(reading.rows) == 50, unless=ended(query))
         producer.set_state(3, VBucketState.ACTIVE)
         update(producer, 3, 10)
-        until(query, lambda: len(reading.rows) >= 60)
+        until(lambda: len(reading.rows) >= 60, unless=ended(query))
     reading.read()
     assert folded(spark, reading.rows) == documents(producer.bucket)
 

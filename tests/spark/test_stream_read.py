@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from sparkkit import (
-    Reading,
-    documents,
-    fill,
-    folded,
-    name_of,
-    row_of,
-    stored,
-    until,
-    update,
-)
+from sparkkit import Reading, documents, ended, fill, folded, name_of, row_of, stored, update
+from waiting import until
 
 from upriver.consumer import Consumer
 from upriver.testing import TemporaryProducer
@@ -77,7 +68,7 @@ def test_live_writes_arrive_while_the_query_runs(spark: SparkSession, tmp_path: 
         with reading.running(processingTime="100 milliseconds") as query:
             for start in range(0, 300, 100):
                 fill(producer, range(start, start + 100))
-                until(query, lambda: len(reading.rows) >= start + 100)  # noqa: B023
+                until(lambda: len(reading.rows) >= start + 100, unless=ended(query))  # noqa: B023
         assert Counter(names_of(reading)) == Counter(names_in(producer))
         assert len(reading.batches) >= 3
 
@@ -164,7 +155,7 @@ def test_offsets_of_a_thousand_vbuckets_are_small(spark: SparkSession, tmp_path:
         with reading.running() as query:
             for count in range(1024, 7 * 1024, 1024):  # each batch is a place to go back to
                 fill(producer, range(count - 1024, count))
-                until(query, lambda: len(reading.rows) == count)  # noqa: B023
+                until(lambda: len(reading.rows) == count, unless=ended(query))  # noqa: B023
         assert reading.offset_file().stat().st_size < 100 * 1024
         gone_back = range(0, 1024, 8)
         for vbucket in gone_back:

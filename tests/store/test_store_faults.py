@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from storekit import QUIET, dump, key, put, value
+from waiting import until
 
 from upriver.errors import StoreClosed, StoreDamaged, StoreError, StoreFull
 from upriver.model import VBucketState
@@ -327,14 +328,15 @@ def test_a_full_disk(small_disk: Path) -> None:
 
 def write_until_it_succeeds(bucket: Bucket) -> Applied:
     """Writes as a client that comes again after a temporary failure."""
-    deadline = time.monotonic() + 120
-    while True:
+
+    def write() -> Applied | None:
         try:
             return bucket.write(SetDocument(0, key("after"), b"there is room"))
         except StoreError as error:
             assert getattr(error, "is_temporary", False), error
-            assert time.monotonic() < deadline, error
-            time.sleep(0.1)
+            return None
+
+    return until(write)
 
 
 def recovered(
@@ -392,10 +394,7 @@ def test_maintenance_goes_on_when_a_full_disk_has_room_again(small_disk: Path) -
         _, error = fill(bucket)
         assert isinstance(error, StoreFull)
         ballast.unlink()
-        deadline = time.monotonic() + 120
-        while bucket.vbucket_stats(0).tombstones == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: bucket.vbucket_stats(0).tombstones)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from chaoskit import MAJORITY, DurableWriter, assert_kept, heal, misfortune, writing
 from clusterkit import sign_in
-from localcluster import Found, LocalCluster, MapClient, eventually, manager_pid, runs
+from localcluster import Found, LocalCluster, MapClient, manager_pid, runs
 from serverkit import SECRET, ServerProcess, users_file
 from talk import Talk
+from waiting import until
 
 from upriver.cluster import cluster_start
 from upriver.cluster.node_processes import Processes
@@ -110,9 +111,9 @@ def lost_disks(home: Path, row: Row, seconds: float) -> None:
                 os.kill(pid, signal.SIGSTOP)
                 shutil.rmtree(cluster.data("n1"))
                 os.kill(pid, signal.SIGKILL)
-                eventually(lambda: (cluster.data("n1") / "store").exists())
-                eventually(lambda: not cluster.status()["without_active"])
-                eventually(lambda: {node["state"] for node in cluster.status()["nodes"]} == {"up"})
+                until(lambda: (cluster.data("n1") / "store").exists())
+                until(lambda: not cluster.status()["without_active"])
+                until(lambda: {node["state"] for node in cluster.status()["nodes"]} == {"up"})
         with MapClient(cluster) as client:
             lost = sum(client.get(key) != value for key, value in written.items())
     row.did = f"{rounds} times the disk of n1 gone; {len(written)} documents at majority"
@@ -128,7 +129,7 @@ def split_brain(home: Path, row: Row, seconds: float) -> None:
         assert pid is not None
         with connected(cluster, "n1") as talk:
             write = kv.Set(vbucket=vbucket, key=b"k", value=b"v")
-            eventually(lambda: talk.ask(write).status is Status.SUCCESS)
+            until(lambda: talk.ask(write).status is Status.SUCCESS)
             with watching(cluster, "n3", row):
                 cluster.kill_manager()
                 (cluster.data("n1") / "node.json").unlink()
@@ -175,7 +176,7 @@ def forged_durability(home: Path, row: Row, seconds: float) -> None:
         reader, writer = (connected(cluster, active, name) for name in ("reader", "writer"))
         with reader, writer:
             write = kv.Set(vbucket=0, key=b"k", value=b"v", frames=(MAJORITY,))
-            eventually(lambda: writer.ask(write).status is Status.SUCCESS)
+            until(lambda: writer.ask(write).status is Status.SUCCESS)
             cluster.pause(copy)
             reader.open("replication:forged")
             reader.control("consumer_name", copy)
@@ -201,7 +202,7 @@ def directory_gone(home: Path, row: Row, seconds: float) -> None:
     pids = [pid for pid in (manager_pid(cluster), *nodes) if pid is not None]
     shutil.rmtree(cluster.directory)
     row.did = "the directory of a running cluster is removed"
-    eventually(lambda: not any(runs(pid) for pid in pids))
+    until(lambda: not any(runs(pid) for pid in pids))
 
 
 def chaos(home: Path, row: Row, seconds: float) -> None:

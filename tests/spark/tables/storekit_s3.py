@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from waiting import until
 
 #: Seconds until the server must answer; never reached when all is well.
 PATIENCE = 60.0
@@ -43,14 +44,13 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 
 def _make_bucket(url: str, port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
+    def answers() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
-            break
         except OSError:
-            assert server.poll() is None, "the S3 server has ended"
-            assert time.monotonic() < deadline, "the S3 server does not answer"
-            time.sleep(0.1)
+            return False
+        return True
+
+    until(answers, unless=lambda: server.poll() is not None and "the S3 server has ended")
     request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
     urllib.request.urlopen(request, timeout=PATIENCE).close()

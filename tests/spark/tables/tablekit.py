@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
+from waiting import until
 
 from upriver.errors import UpriverError
 from upriver.spark.tables.pipeline import Pipeline
@@ -193,10 +193,11 @@ def running_changelog(
 
 def becomes(pipeline: Pipeline, look: Callable[[], T], wanted: T) -> None:
     """Waits until something is as it should be, while a pipeline runs."""
-    deadline = time.monotonic() + PATIENCE
-    while (found := look()) != wanted:
-        assert time.monotonic() < deadline, f"it stays {found}"
-        assert not pipeline.wait(0.05), "the pipeline has ended"
+    until(
+        lambda: look() == wanted,
+        unless=lambda: pipeline.wait(0) and "the pipeline has ended",
+        what=lambda: f"it stays {look()}",
+    )
 
 
 def becomes_equal(pipeline: Pipeline, bucket: ModelledBucket, table: Path) -> None:

@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tablekit import PATIENCE, documents_of
+from tablekit import documents_of
+from waiting import until
 
 from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD
 from upriver.testing import TemporaryProducer
@@ -25,15 +23,6 @@ DOCUMENTS = 300
 
 def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "upriver", *map(str, words), "--master", "local[2]"]
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert process.poll() is None, "the mirror has ended"
-        assert time.monotonic() < deadline, "it takes too long"
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
 
 
 def test_a_mirror_is_equal_after_a_failover_and_a_kill(tmp_path: Path) -> None:
@@ -66,11 +55,15 @@ def test_a_mirror_is_equal_after_a_failover_and_a_kill(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+        def ended() -> str:
+            return "" if mirror.poll() is None else "the mirror has ended"
+
         try:
             write(0, DOCUMENTS, 1)
-            until(lambda: seen(f"key-{DOCUMENTS - 1}", 1), mirror)
+            until(lambda: seen(f"key-{DOCUMENTS - 1}", 1), unless=ended)
             write(0, DOCUMENTS // 2, 2)
-            until(lambda: seen(f"key-{DOCUMENTS // 2 - 1}", 2), mirror)
+            until(lambda: seen(f"key-{DOCUMENTS // 2 - 1}", 2), unless=ended)
             # replicas that were behind take over half of the vbuckets
             for vbucket in range(0, VBUCKETS, 2):
                 high = producer.bucket.vbucket_stats(vbucket).high_seqno
