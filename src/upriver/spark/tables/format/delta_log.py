@@ -17,14 +17,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from .... import _entropy
-from ...._extras import extra
 from ....errors import ConfigError, UpriverError
 from . import log_checkpoints as checkpoints
+from . import schema_json
 from .deletion_vectors import path_of
 from .storage import Storage
-
-with extra("spark"):
-    from deltalake import Schema
 
 LOG: Final = "_delta_log"
 #: The member of a commit's ``commitInfo`` that holds the pipeline's state.
@@ -245,13 +242,7 @@ class TableSnapshot:
         return sum(file.live for file in self.files.values())
 
     def arrow_schema(self) -> pa.Schema:
-        found = Schema.from_json(self.schema).to_arrow()
-        return pa.schema(found)  # type: ignore[arg-type]  # any Arrow schema will do
-
-
-def schema_text(schema: pa.Schema) -> str:
-    """The JSON that Delta has for a schema."""
-    return Schema.from_arrow(schema).to_json()
+        return schema_json.to_arrow(self.schema)
 
 
 def create_actions(

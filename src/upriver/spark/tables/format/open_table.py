@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...._extras import extra
 from ....errors import ConfigError, UpriverError
-from . import delta_log
+from . import delta_log, schema_json
 from .data_files import NewFile
 from .deletion_vectors import VectorFile, read_vector
 from .delta_log import DataFile, TableSnapshot
@@ -51,7 +51,7 @@ class OpenTable:
         state: str | None = None,
     ) -> OpenTable:
         """Makes an empty table, or opens the one that somebody else makes at the same time."""
-        text = delta_log.schema_text(schema)
+        text = schema_json.to_json(schema)
         actions = delta_log.create_actions(text, configuration, vectors=vectors)
         delta_log.commit(storage, 0, actions, operation="CREATE TABLE", state=state)
         table = cls.open(storage)
