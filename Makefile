@@ -4,47 +4,60 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types tests extended unit fuzz coverage chaos kills attack soak bench docs clean
-.PHONY: environment matrix simulate plant
+.PHONY: help demo test test-all rest release-check lint format types tests slow unit fuzz coverage chaos kills
+.PHONY: attack soak bench docs clean environment collected matrix simulate plant
 
 # The tests start hundreds of processes: none of them shall compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 environment:
 	@$(PYTHON) tools/environment.py $(VENV)
 
-demo: environment ## run the main job and show its result
+demo: ## run the main job and show its result
+	@$(PYTHON) tools/environment.py $(VENV) server,cli,spark
 	@$(BIN)/python examples/demo.py
 
-test: ## everything that must pass: lint, types, tests
+test: ## what every change must pass: lint, types, and the tests of the gate
 	@$(MAKE) --no-print-directory environment
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types $(VENV)/spark.jsa
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types $(VENV)/spark.jsa collected
 	@$(MAKE) --no-print-directory tests
+
+test-all: test rest ## all that CI runs: make test, and the rest
+
+rest: slow coverage matrix docs ## what make test leaves out: slow tests, coverage, other versions, docs
+
+release-check: test-all ## what a release must pass besides: some hours
+	@$(BIN)/pytest -n 2 --release
+	@$(PYTHON) tools/matrix.py --all
+	@$(MAKE) --no-print-directory fuzz simulate chaos kills attack soak plant
 
 lint: environment ## style and likely mistakes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/check_files.py
+	@$(BIN)/python tools/reference.py --check
 
 types: environment ## mypy --strict
 	@$(BIN)/mypy
 
-tests: environment $(VENV)/spark.jsa ## all tests, in several processes; what fails runs once more, alone
-	@$(BIN)/pytest -n auto || { status=$$?; [ $$status = 1 ] || exit $$status; \
-	echo "what failed beside other tests runs once more, alone:"; \
-	$(BIN)/pytest -n 1 --last-failed --last-failed-no-failures none --maxfail 5; }
+tests: environment $(VENV)/spark.jsa ## the tests of the gate, in several processes
+	@$(BIN)/pytest -n auto
+
+slow: environment $(VENV)/spark.jsa ## the tests that the gate leaves out
+	@$(BIN)/pytest -n auto --slow
+
+# Each of the processes would rewrite the assertions of all tests.
+collected: environment
+	@$(BIN)/pytest -n 0 --collect-only --quiet --quiet
 
 # Spark starts in half the time with it.
 $(VENV)/spark.jsa: tools/spark_archive.py pyproject.toml constraints.txt | environment
 	@$(BIN)/python tools/spark_archive.py $@
 
-extended: environment $(VENV)/spark.jsa ## the tests that take minutes each
-	@$(BIN)/pytest -n 2 --extended
-
-matrix: ## what every supported Spark must do, in environments of their own; SPARK=4.0 for one
+matrix: environment ## what each supported Spark and Python must do; SPARK=4.0-python3.13 for one
 	@$(PYTHON) tools/matrix.py $(SPARK)
 
 unit: environment ## the short tests that start no processes, for while you work
@@ -55,9 +68,8 @@ fuzz: environment ## property tests with new examples; SEED=7 repeats a run
 	echo "make fuzz SEED=$$seed repeats this run"; \
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n auto -m hypothesis --hypothesis-seed=$$seed
 
-coverage: environment ## the lines and branches that the unit tests reach
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))' && export COVERAGE_CORE=sysmon; \
-	$(BIN)/pytest -n auto -m unit --cov --cov-report=term:skip-covered
+coverage: environment ## the lines and branches that the tests of one process reach, with a floor
+	@$(BIN)/python tools/coverage_floor.py
 
 chaos: environment ## what breaks, for about 20 minutes; SEED=7 and MINUTES=5 if wanted
 	@$(BIN)/python tools/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))

@@ -27,8 +27,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Block", "Reader", "blocks_of", "reading"]
+__all__ = ["DOCS", "FOLLOWED", "ROOT", "Block", "Reader", "blocks_of", "name_of", "reading"]
 
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+#: Pages that are followed from their first to their last block.
+FOLLOWED = [
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    DOCS / "explanation" / "drafts-and-their-mistakes.md",
+]
 #: Seconds after which a command is taken for stuck; never reached when all is well.
 PATIENCE = 600.0
 
@@ -41,6 +49,10 @@ _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _DEFAULT_ADDRESS = re.compile(r"(couchbases?://(?:localhost|127\.0\.0\.1))(?::11210)?/")
 _DASHBOARD = re.compile(r"--dashboard\b(?!-)")
 _CLUSTER = re.compile(r"upriver cluster start --data (\S+)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS))
 
 
 @dataclass(frozen=True, slots=True)

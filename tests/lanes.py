@@ -1,8 +1,12 @@
-"""The lane of every test, and what may run at the same time as what.
+"""The lane of every test, the tests of the gate, and what may run at the same time as what.
 
 A test is in exactly one lane, which its path decides: ``unit`` unless a line below says otherwise.
-`make unit` runs that lane alone, `pytest -m spark` another one, `make test` all of them. A test
-that takes a minute or more is marked ``extended`` besides: it runs with `make extended` only.
+`make unit` runs that lane alone, `pytest -m spark` another one.
+
+The gate is what `make test` runs, in minutes: the lanes of one process, and of the other lanes the
+tests marked ``story``, at least one for each thing that a user can do. `pytest` without paths runs
+the gate, `pytest --slow` all the others but those marked ``release``, and `pytest --release` those;
+`pytest PATH` runs what it names, whatever that is.
 
 Tests run in several processes. Those of a group run in one process, one after the other: a file is
 a group, because its tests share what they have started, and files that would starve each other of
@@ -66,18 +70,8 @@ _LANE_OF = {
     "producer/test_server_survives_nonsense.py": "simulation",
     "session/test_row_rules.py": "simulation",
     "spark": "spark",
-    "spark/tables/test_pipeline_parts.py": "unit",
-    "spark/tables/test_schema_json.py": "unit",
-    "spark/tables/test_small_batches.py": "unit",
-    "spark/tables/test_table_formats.py": "unit",
     "spark/tables/test_table_histories.py": "simulation",
-    "spark/tables/test_versions.py": "unit",
-    "spark/test_live_collections.py": "unit",
-    "spark/test_offsets.py": "unit",
-    "spark/test_read_ahead.py": "unit",
-    "spark/test_source_options.py": "unit",
-    "spark/test_offset_planning.py": "unit",
-    "spark/test_exhaustive_planning.py": "unit",
+    "spark/test_collection_simulation.py": "simulation",
     "spark/test_simulation.py": "simulation",
     "store/test_store_faults.py": "process",
     "store/test_store_killed.py": "process",
@@ -85,7 +79,7 @@ _LANE_OF = {
     "test_architecture.py": "process",
     "test_attack_tool.py": "process",
     "test_dlt_source.py": "process",
-    "test_docs.py": "spark",
+    "test_followed_pages.py": "spark",
     "test_exported_members.py": "process",
     "test_find_java.py": "process",
     "test_packaging.py": "process",
@@ -104,6 +98,19 @@ _LANE_OF = {
     "wire/test_tshark_agrees.py": "process",
 }
 
+#: In the lane spark without the fixture of that name: their tests start a Spark, or processes, of
+#: their own. The other tests below tests/spark that do not use it are units.
+_OWN_SPARK = {
+    "spark/tables/test_object_stores.py",
+    "spark/tables/test_telemetry.py",
+    "spark/tables/test_watchable.py",
+    "spark/test_clusters.py",
+    "spark/test_connect.py",
+    "spark/test_local_cluster.py",
+    "spark/test_quiet_daemon.py",
+    "spark/test_spark_session.py",
+}
+
 #: Groups of more than a file, longest first; by file or directory, the longest that fits counts.
 #: Each has one Spark at a time, and the last two share theirs among all their tests.
 _GROUP_OF = {
@@ -118,7 +125,7 @@ _GROUP_OF = {
 }
 
 #: Files with long tests that share nothing: each test is a group.
-_SPLIT = {"test_docs.py", "test_readme.py", "testing/world/test_worlds.py"}
+_SPLIT = {"test_followed_pages.py", "test_readme.py", "testing/world/test_worlds.py"}
 
 
 def _longest(table: dict[str, str], path: str) -> str | None:
@@ -130,64 +137,98 @@ def _place(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).as_posix()
 
 
-def lane_of(path: str) -> str:
-    """The lane of the tests in a file, which is named as seen from here."""
+def lane_of(item: pytest.Item) -> str:
+    path = _place(item)
     lane = _longest(_LANE_OF, path)
     assert lane is not None
+    if lane == "spark" and path.startswith("spark/") and path not in _OWN_SPARK:
+        return "spark" if "spark" in getattr(item, "fixturenames", ()) else "unit"
     return lane
 
 
-def group_of(path: str, test: str) -> str:
+def group_of(item: pytest.Item) -> str:
     """What a test shares its process with: a group of several files, its file, or nothing."""
+    path = _place(item)
     if path in _SPLIT:
-        return f"{path} {test}"
-    alone = lane_of(path) in _ONE_PROCESS
+        return f"{path} {item.name}"
+    alone = lane_of(item) in _ONE_PROCESS
     return (None if alone else _longest(_GROUP_OF, path)) or path
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
     """How early a test is handed to a process."""
-    path = _place(item)
     long = list(dict.fromkeys(_GROUP_OF.values()))
-    group = group_of(path, item.name)
-    return long.index(group) if group in long else len(long), -list(LANES).index(lane_of(path))
+    group = group_of(item)
+    return long.index(group) if group in long else len(long), -list(LANES).index(lane_of(item))
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Which of the three runs has a test: ``gate``, ``slow`` or ``release``."""
+    if item.get_closest_marker("release"):
+        return "release"
+    if item.get_closest_marker("slow"):
+        return "slow"
+    return "gate" if lane_of(item) in _ONE_PROCESS or item.get_closest_marker("story") else "slow"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--extended", action="store_true", help="run the tests marked extended, alone")
+    tiers = parser.getgroup("upriver's own tests")
+    tiers.addoption("--slow", action="store_true", help="run what the gate leaves out")
+    tiers.addoption("--release", action="store_true", help="run what only a release has to pass")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "extended: takes minutes, runs with --extended only")
+    for marker in (
+        "story: of the gate, although it starts processes, Spark or a browser",
+        "slow: not of the gate, although it starts nothing",
+        "release: takes many minutes, runs before a release",
+    ):
+        config.addinivalue_line("markers", marker)
     for lane, meaning in LANES.items():
         config.addinivalue_line("markers", f"{lane}: {meaning}")
 
 
+def _wanted_tiers(config: pytest.Config) -> set[str]:
+    if config.getoption("--release"):
+        return {"release"}
+    if config.getoption("--slow"):
+        return {"slow"}
+    if not _names_none(config):
+        return {"gate", "slow", "release"}
+    return {"gate", "slow"} if config.getoption("markexpr") else {"gate"}
+
+
+def _names_none(config: pytest.Config) -> bool:
+    # xdist's workers are given the paths of the configuration as if a user had named them
+    return [Path(one) for one in config.args] in ([TESTS], [Path(TESTS.name)])
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``-m LANE`` the files of other lanes are not imported: that takes as long as tests."""
+    """Files of which no test would run are not imported: that takes as long as many tests."""
+    if not collection_path.name.startswith("test_") or not collection_path.is_relative_to(TESTS):
+        return None
+    path = collection_path.relative_to(TESTS).as_posix()
+    lane = _longest(_LANE_OF, path)
+    if lane == "spark" and path.startswith("spark/") and path not in _OWN_SPARK:
+        return None  # its tests are in two lanes
     wanted = config.getoption("markexpr")
-    if wanted not in LANES or not collection_path.name.startswith("test_"):
+    if wanted in LANES:
+        return lane != wanted or None
+    if _wanted_tiers(config) != {"gate"} or lane in _ONE_PROCESS:
         return None
-    if not collection_path.is_relative_to(TESTS) or collection_path.is_dir():
-        return None
-    return lane_of(collection_path.relative_to(TESTS).as_posix()) != wanted or None
+    return "mark.story" not in collection_path.read_text() or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        place = _place(item)
-        item.add_marker(lane_of(place))
-        item.add_marker(pytest.mark.xdist_group(group_of(place, item.name)))
-    wanted = config.getoption("--extended")
-    chosen: list[pytest.Item] = []
-    others: list[pytest.Item] = []
-    for item in items:
-        is_extended = item.get_closest_marker("extended") is not None
-        (chosen if is_extended == wanted else others).append(item)
+        item.add_marker(lane_of(item))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    tiers = _wanted_tiers(config)
+    others = [item for item in items if tier_of(item) not in tiers]
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+        items[:] = [item for item in items if tier_of(item) in tiers]
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
 
@@ -224,7 +265,7 @@ sys.addaudithook(_forbid_processes)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     global _running
-    _running = item if lane_of(_place(item)) in _ONE_PROCESS else None
+    _running = item if lane_of(item) in _ONE_PROCESS else None
     try:
         return (yield)
     finally:

@@ -14,6 +14,8 @@ import pytest
 
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 PACKAGE = Path(__file__).parent.parent / "src" / "upriver"
 
 #: What a room may reach for directly; it may then also reach what those may.

@@ -108,6 +108,7 @@ def test_each_run_brings_what_has_changed(producer: TemporaryProducer, tmp_path:
     assert loaded(tmp_path)["_default", "_default", "key-1"] == "and again"
 
 
+@pytest.mark.story
 def test_what_a_failover_has_lost_is_undone(producer: TemporaryProducer, tmp_path: Path) -> None:
     for key in (b"updated", b"deleted", b"untouched"):
         producer.write(key, b"old", vbucket=0)

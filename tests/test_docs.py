@@ -1,65 +1,24 @@
-"""What the documentation shows is what happens, and what it lists is what there is."""
+"""What the documentation lists is what there is."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks_of, reading
+from doc_blocks import DOCS, FOLLOWED, ROOT, blocks_of, name_of
 from test_exported_members import COMPLETE, PUBLIC
 
 from upriver.testing import pytest_plugin
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-#: Pages that are followed from their first to their last block.
-FOLLOWED = [
-    DOCS / "tutorial.md",
-    *sorted((DOCS / "how-to").glob("*.md")),
-    DOCS / "explanation" / "drafts-and-their-mistakes.md",
-]
-#: Those that start Spark several times, and so take a minute or more.
-_LONG = {
-    DOCS / "how-to" / f"{name}.md"
-    for name in (
-        "declarative-pipelines",
-        "history-table",
-        "other-databases",
-        "reading-the-table",
-        "schema-change",
-        "spark-cluster",
-    )
-}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 #: Directories of one machine, which mean nothing on another.
 _MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:home|root|work|tmp|usr|var)/")
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(DOCS))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.extended if page in _LONG else (), id=name_of(page))
-        for page in FOLLOWED
-    ],
-)
-def test_a_page_can_be_followed_from_top_to_bottom(page: Path) -> None:
-    blocks = blocks_of(page.read_text())
-    assert blocks
-    with reading() as reader:
-        for block in blocks:
-            reader.run(block)
 
 
 @pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
@@ -74,16 +33,6 @@ def test_every_program_of_such_a_page_compiles(page: Path) -> None:
     """Also files for programs that are not installed here, such as a scheduler's."""
     for block in blocks_of(page.read_text(), "python"):
         compile(block.code, f"{page}:{block.line}", "exec")
-
-
-def test_the_generated_parts_of_the_reference_are_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "reference.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_reference_has_every_public_name_under_its_module() -> None:

@@ -11,6 +11,8 @@ import pytest
 from upriver.errors import ConfigError
 from upriver.spark.runtime import find_java
 
+pytestmark = pytest.mark.story
+
 
 def fake_java(home: Path, version: str) -> Path:
     executable = home / "bin" / "java"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from doc_blocks import Block, blocks_of, reading
+
+pytestmark = pytest.mark.story
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -1,7 +1,7 @@
 """Runs simulated worlds and prints what broke: ``python tools/simulate.py --seeds 0-999``.
 
-Without ``--seeds`` it takes fresh ones. A seed that breaks a guarantee is printed with the shortest
-plan that still breaks it.
+Without ``--seeds`` it takes fresh ones, after those that broke a guarantee when they last ran. A
+seed that breaks one is printed with the shortest plan that still breaks it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
+
+from failing_worlds import failing, remember
 
 from upriver.testing.world import SCOPES, Outcome, Plan, failure_report, run
 
@@ -43,16 +45,17 @@ def one(seed: int, scope: str) -> Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="simulated worlds")
-    parser.add_argument("--seeds", default=f"fresh:{DEFAULT_COUNT}", help="3,7,10-19 or fresh:100")
+    parser.add_argument("--seeds", help="3,7,10-19 or fresh:100")
     parser.add_argument("--scope", choices=[*SCOPES, "all"], default="all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args()
-    seeds = list(seeds_of(chosen.seeds))
+    fresh = list(seeds_of(chosen.seeds or f"fresh:{DEFAULT_COUNT}"))
     scopes = list(SCOPES) if chosen.scope == "all" else [chosen.scope]
-    print(f"make simulate SEEDS={seeds[0]}-{seeds[-1]} SCOPE={chosen.scope} repeats this run")
+    print(f"make simulate SEEDS={fresh[0]}-{fresh[-1]} SCOPE={chosen.scope} repeats this run")
     failed = False
     for scope in scopes:
         begun = time.monotonic()
+        seeds = fresh if chosen.seeds else [*failing(scope), *fresh]
         happened: Counter[str] = Counter()
         simulated = 0.0
         broken: list[Outcome] = []
@@ -60,6 +63,7 @@ def main() -> int:
             for outcome in pool.map(one, seeds, repeat(scope), chunksize=8):
                 happened += outcome.counts
                 simulated += outcome.seconds
+                remember(scope, outcome.seed, broke=outcome.violation is not None)
                 if outcome.violation is not None:
                     broken.append(outcome)
         spent = time.monotonic() - begun

@@ -1,17 +1,24 @@
-"""Runs the command line as a process, and gives up on one that hangs."""
+"""Runs the command line: in this process, or as one of its own that is given up if it hangs."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
+from unittest import mock
+
+from upriver.cli.main import main
 
 #: Seconds after which a process is taken for stuck; never reached when all is well.
 PATIENCE = 300.0
@@ -27,7 +34,57 @@ def command(*words: _Words) -> list[str]:
     return [sys.executable, "-m", "upriver", *map(str, words)]
 
 
-def finished(*words: _Words, stdout: Any = subprocess.PIPE, **more: str) -> Any:
+class _Stream(io.TextIOWrapper):
+    """What a command writes to, in a file as after a shell's redirection."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="utf-8", write_through=True)
+        self._file = file
+
+    def text(self) -> str:
+        self.flush()
+        self._file.seek(0)
+        return self._file.read().decode()
+
+
+def finished(*words: _Words, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, in this process: a process of its own takes a second to start.
+
+    What threads log that were there before, such as those of a server, is not the command's.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    others = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
+
+    def is_ours(_: logging.Handler, record: logging.LogRecord) -> bool:
+        return record.thread not in others
+
+    status: object = 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(TemporaryFile()) for _ in range(2)]
+        out, err = map(_Stream, files)
+        stack.enter_context(mock.patch.dict(os.environ, more))
+        stack.enter_context(mock.patch.object(sys, "argv", ["upriver", *map(str, words)]))
+        stack.enter_context(mock.patch.multiple(sys, stdout=out, stderr=err))
+        stack.enter_context(mock.patch.object(logging.StreamHandler, "filter", is_ours))
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        except Exception:
+            traceback.print_exc()
+            status = 1
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+        if isinstance(status, str):
+            err.write(f"{status}\n")
+            status = 1
+        assert status is None or isinstance(status, int)
+        return subprocess.CompletedProcess(command(*words), status or 0, out.text(), err.text())
+
+
+def ended(*words: _Words, stdout: Any = subprocess.PIPE, **more: str) -> Any:
     """A process that has ended by itself."""
     return subprocess.run(
         command(*words),

@@ -28,6 +28,8 @@ from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
 from upriver.wire.protocol_enums import DialectName
 
+pytestmark = pytest.mark.story
+
 VBUCKETS = 4
 
 

@@ -19,6 +19,8 @@ from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset
 from upriver.session.stream_position import Position
 from upriver.settings.vbucket_list import parse_vbuckets
 
+pytestmark = pytest.mark.story
+
 
 def at(seqno: int, *boundaries: int, end: int = 0, vbuuid: int = 7) -> Position:
     return Position(

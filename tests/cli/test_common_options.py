@@ -132,7 +132,6 @@ def test_a_page_that_is_interrupted_says_so() -> None:
     assert err.splitlines()[-1].startswith("interrupted: ")
 
 
-@pytest.mark.extended
 def test_an_interrupted_pipeline_says_what_it_did(tmp_path: Path) -> None:
     with TemporaryProducer(vbuckets=4) as producer:
         producer.write(b"key", b"{}")

@@ -19,6 +19,8 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft001
 from upriver.wire.protocol_enums import Command, StreamFlag
 
+pytestmark = pytest.mark.story
+
 MUTATION = Dcp(collections=True).encode(
     m.Mutation(
         vbucket=528,

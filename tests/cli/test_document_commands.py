@@ -15,6 +15,8 @@ from upriver.errors import StatusError, UpriverError
 from upriver.producer.server_context import GivenMap
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 
 @pytest.fixture(scope="module")
 def producer() -> Iterator[TemporaryProducer]:

@@ -30,6 +30,8 @@ from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 VBUCKETS = 8
 
 

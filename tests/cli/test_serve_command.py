@@ -112,6 +112,7 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
             assert writer.is_closed()
 
 
+@pytest.mark.story
 def test_documents_survive_a_restart_where_they_have_a_place(tmp_path: Path) -> None:
     with serving("--data", tmp_path / "data", "--vbuckets", "4") as served:
         with Talk(served.source) as talk:

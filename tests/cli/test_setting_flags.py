@@ -38,6 +38,8 @@ from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, RE
 from upriver.settings.setting import Setting
 from upriver.spark.tables.pipeline_settings import AskedColumns, PipelineSettings
 
+pytestmark = pytest.mark.story
+
 SOURCE = "couchbase://h/b"
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
-from running import finished, running
+from running import ended, running
 
 from upriver import spark
 from upriver.cli.commands.mirror import mirror
@@ -48,7 +48,7 @@ def test_a_worker_that_does_not_start_is_started_again(tmp_path: Path) -> None:
         for number in range(SMALL_BATCH + 1):
             large.write(b"k%d" % number, b"{}")
         named = {"PYSPARK_PYTHON": str(python)}
-        made = finished("mirror", large.source, table, "--once", *QUICK, **named)
+        made = ended("mirror", large.source, table, "--once", *QUICK, **named)
     assert made.returncode == 0, made.stderr
     assert tried.exists()
     assert DeltaTable(table).count() == SMALL_BATCH + 1
@@ -64,25 +64,25 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
         '[options]\nlongPoll = "100ms"\n'
         '[conf]\n"spark.driver.memory" = "1g"\n'
     )
-    made = finished("mirror", producer.source, table, "--config", settings, *QUICK)
+    made = ended("mirror", producer.source, table, "--config", settings, *QUICK)
     assert made.returncode == 0, made.stderr
     assert "log" not in made.stderr, "what Java says while it starts"
     assert "WARN" not in made.stderr
     told = json.loads(made.stdout)
     assert (told["state"], told["changes"], told["batches"]) == ("done", 30, 2)
-    compared = finished("verify", producer.source, table, *QUICK)
+    compared = ended("verify", producer.source, table, *QUICK)
     assert compared.returncode == 0, compared.stderr
     assert "WARN" not in compared.stderr
     assert compared.stdout.startswith("equal: 30 documents are equal, 0 missing")
-    compacted = finished("compact", table)
+    compacted = ended("compact", table)
     assert compacted.returncode == 0, compacted.stderr
     assert "2 files are 1 now" in compacted.stdout
     DeltaTable(table).delete("seqno = 1 AND vbucket = 0")
-    refused = finished("mirror", producer.source, table, "--once", *QUICK)
+    refused = ended("mirror", producer.source, table, "--once", *QUICK)
     assert refused.returncode == 1
     assert "was written by another program" in refused.stderr
     page = tmp_path / "page.html"
-    assert finished("report", table, "-o", page).returncode == 0
+    assert ended("report", table, "-o", page).returncode == 0
     assert "How the pipeline went" in page.read_text()
 
 
@@ -104,7 +104,7 @@ def test_ctrl_c_while_spark_starts_ends_with_one_line(
     producer: TemporaryProducer, tmp_path: Path
 ) -> None:
     table = tmp_path / "documents"
-    made = finished("mirror", producer.source, table, "--once", *QUICK)
+    made = ended("mirror", producer.source, table, "--once", *QUICK)
     assert made.returncode == 0, made.stderr
     with running("verify", producer.source, table, *QUICK) as process:
         while not descendants_named("java", process.process.pid):
@@ -130,11 +130,11 @@ def descendants_named(name: str, parent: int) -> list[int]:
 
 def test_questions_without_an_answer_have_a_status_of_their_own(tmp_path: Path) -> None:
     no_java = {"JAVA_HOME": str(tmp_path), "PATH": ""}  # nor is any needed to say so
-    asked = finished("verify", "couchbase://127.0.0.1:1/default", tmp_path / "none", **no_java)
+    asked = ended("verify", "couchbase://127.0.0.1:1/default", tmp_path / "none", **no_java)
     assert asked.returncode == 2
     assert "is no mirror" in asked.stderr
-    assert finished("compact", tmp_path).returncode == 1
-    assert finished("report", tmp_path).returncode == 1
+    assert ended("compact", tmp_path).returncode == 1
+    assert ended("report", tmp_path).returncode == 1
 
 
 def test_configuration_files_hold_no_secrets_and_nothing_unknown(tmp_path: Path) -> None:

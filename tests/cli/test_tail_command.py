@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import PATIENCE, Running, command, environment, finished, records, running
+from running import PATIENCE, Running, command, ended, environment, finished, records, running
 
 from upriver.cli.tail.change_text import JsonLines, PlainLines
 from upriver.consumer.changes import Change
@@ -272,6 +272,7 @@ def test_collections_by_name(producer: TemporaryProducer) -> None:
     assert "did you mean 'shop.orders'?" in result.stderr
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("dialect", ["dcp", "001", "000", "002"])
 def test_every_dialect(producer: TemporaryProducer, dialect: str) -> None:
     fill(producer, 6)
@@ -281,6 +282,7 @@ def test_every_dialect(producer: TemporaryProducer, dialect: str) -> None:
 # ---- checkpoints -------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_a_stopped_reader_goes_on_without_a_gap_or_a_repetition(
     producer: TemporaryProducer, checkpoint: Path
 ) -> None:
@@ -295,6 +297,7 @@ def test_a_stopped_reader_goes_on_without_a_gap_or_a_repetition(
     assert everything(producer, "--from", checkpoint) == []
 
 
+@pytest.mark.story
 def test_a_killed_reader_leaves_nothing_out(
     producer: TemporaryProducer, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -441,7 +444,7 @@ def test_an_output_that_is_full_is_an_error(producer: TemporaryProducer, checkpo
     fill(producer, 10)
     with open("/dev/full", "wb") as full:
         words = ("tail", producer.source, "--to", "now", "--checkpoint", checkpoint)
-        result = finished(*words, stdout=full)
+        result = ended(*words, stdout=full)
     assert result.returncode == 1
     assert result.stderr == "error: the output cannot be written: No space left on device\n"
     assert len(everything(producer, "--checkpoint", checkpoint)) == 10

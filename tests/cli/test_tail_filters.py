@@ -18,6 +18,8 @@ from upriver.errors import ConfigError
 from upriver.model import Op
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 
 @pytest.fixture(scope="module")
 def producer() -> Iterator[TemporaryProducer]:

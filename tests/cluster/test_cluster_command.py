@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 from localcluster import Found, MapClient
 
 from upriver.cli.commands.cluster import cluster
+
+pytestmark = pytest.mark.story
 
 
 def run(*arguments: str) -> Result:

@@ -184,6 +184,7 @@ def test_writers_and_readers_go_on_through_a_rebalance(cluster: LocalCluster) ->
     assert cluster.run("rebalance")["moving"] == []  # nothing is left to do
 
 
+@pytest.mark.story
 def test_writers_and_readers_go_on_through_a_failover(cluster: LocalCluster) -> None:
     with Reader(cluster) as reader:
         with Writer(cluster) as writer:

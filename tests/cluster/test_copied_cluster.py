@@ -66,7 +66,7 @@ def copying(source: str, target: str, directory: Path) -> Iterator[Callable[[], 
             copy.kill()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_copies_go_on_when_a_node_is_given_up_with_what_only_it_had(tmp_path: Path) -> None:
     """A cluster is copied into a bucket, and that into another one."""
     with (
@@ -113,7 +113,6 @@ def test_copies_go_on_when_a_node_is_given_up_with_what_only_it_had(tmp_path: Pa
             assert documents(third.source) == documents(second.source) == documents(cluster.source)
 
 
-@pytest.mark.extended
 def test_a_copy_follows_the_collections_of_a_server(tmp_path: Path) -> None:
     def upriver(*words: str) -> None:
         subprocess.run([sys.executable, "-m", "upriver", *words], check=True, timeout=PATIENCE * 10)

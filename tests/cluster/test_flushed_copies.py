@@ -35,6 +35,8 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Draft001
 from upriver.wire.protocol_enums import OpenFlag, StreamFlag
 
+pytestmark = pytest.mark.story
+
 #: As servers of April 2014 speak it.
 DRAFT = Draft001(nru=True)
 Pair = tuple[TemporaryProducer, TemporaryProducer]

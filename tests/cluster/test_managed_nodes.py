@@ -33,6 +33,8 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.protocol_enums import OpenFlag
 
+pytestmark = pytest.mark.story
+
 ACTIVE, REPLICA = VBucketState.ACTIVE, VBucketState.REPLICA
 
 

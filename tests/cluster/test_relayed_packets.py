@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import FORMS, message_of
@@ -14,6 +15,8 @@ from upriver.wire import frameinfo as fi
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.protocol_enums import Command
+
+pytestmark = pytest.mark.story
 
 DIALECT = Dcp(collections=True)
 _forms = [layout for dialect, layout in FORMS if dialect == DIALECT]

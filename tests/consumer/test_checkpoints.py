@@ -29,6 +29,8 @@ from upriver.errors import ConfigError
 from upriver.model import MAX_FAILOVER_ENTRIES, NO_END, FailoverLog, Snapshot, StreamOffset
 from upriver.session.stream_position import Position
 
+pytestmark = pytest.mark.story
+
 U64 = st.integers(0, 2**64 - 1)
 
 

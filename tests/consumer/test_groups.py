@@ -437,7 +437,6 @@ def test_a_member_of_another_kind_is_refused(tmp_path: Path) -> None:
         Consumer(producer.source, group="readers", members=tmp_path, lease=3).start()
 
 
-@pytest.mark.extended
 def test_members_that_meet_in_the_bucket_go_on_through_failovers() -> None:
     with TemporaryCluster() as cluster, ExitStack() as stack:
         written: set[bytes] = set()
@@ -514,9 +513,9 @@ def delivered(outputs: list[Path]) -> set[tuple[int, int]]:
     ("kind", "rounds"),
     [
         ("directory", 6),
-        pytest.param("directory", 40, marks=pytest.mark.extended),
-        pytest.param("objects", 40, marks=pytest.mark.extended),
-        pytest.param("bucket", 40, marks=pytest.mark.extended),
+        pytest.param("directory", 40, marks=pytest.mark.release),
+        pytest.param("objects", 40, marks=pytest.mark.release),
+        pytest.param("bucket", 40, marks=pytest.mark.release),
     ],
 )
 def test_every_change_is_delivered_while_members_die_pause_and_come(

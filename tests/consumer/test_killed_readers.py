@@ -80,7 +80,7 @@ def fail_over_some(producer: TemporaryProducer, chance: random.Random) -> None:
     producer.fail_over(vbucket, max(0, high - chance.randrange(30)))
 
 
-@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+@pytest.mark.parametrize("seed", [pytest.param(SEED, marks=pytest.mark.story), SEED + 1])
 def test_nothing_is_lost_and_nothing_comes_twice(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     output, state = tmp_path / "output", tmp_path / "state"

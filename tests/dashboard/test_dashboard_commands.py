@@ -21,6 +21,8 @@ from upriver.cli.main import cli
 from upriver.errors import ConfigError
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 SERVE = "from upriver.cli.main import main; main()"
 DASHBOARD = "from upriver.cli.commands.dashboard import dashboard; dashboard()"
 SAID = re.compile(r"dashboard (http://127\.0\.0\.1:\d+/)\n")

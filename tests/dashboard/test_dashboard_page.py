@@ -84,6 +84,7 @@ def finish_batch(path: Path, number: int) -> None:
     )
 
 
+@pytest.mark.story
 def test_it_loads_without_a_complaint_or_a_request_to_anybody_else(
     browser: Browser, url: str
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_click_on_a_cell_shows_its_failover_log_seqnos_copies_and_readers(
     browser.until_text("#detail", "Nobody reads it.")
 
 
+@pytest.mark.story
 def test_a_failover_is_an_event_in_the_list_and_on_the_chart(
     browser: Browser, producer: TemporaryProducer, url: str
 ) -> None:

@@ -38,6 +38,8 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp
 from upriver.wire.protocol_enums import Command, OpenFlag
 
+pytestmark = pytest.mark.story
+
 MIB = 1024 * 1024
 BODY = 8 * MIB
 

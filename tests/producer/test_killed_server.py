@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from follower import Follower, everything_in, high_seqnos
 from serverkit import ServerProcess, load
 from talk import Talk
@@ -15,6 +16,8 @@ from talk import Talk
 from upriver.errors import Status
 from upriver.wire import kv_messages as kv
 from upriver.wire.protocol_enums import Feature
+
+pytestmark = pytest.mark.story
 
 VBUCKETS = 3
 KILLS = 5

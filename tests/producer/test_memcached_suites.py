@@ -17,6 +17,8 @@ from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 #: Where Debian has what libsasl signs in with; the library in pylibmc's wheel looks elsewhere.
 SASL_MODULES = glob("/usr/lib/*/sasl2")
 

@@ -17,6 +17,8 @@ from upriver.model import NO_END
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 
+pytestmark = pytest.mark.story
+
 MIB = 1024 * 1024
 SIZE = 64 * 1024
 #: A hundred megabytes, far more than all buffers between a server and its reader hold.

@@ -109,6 +109,7 @@ def shop(spark: SparkSession) -> Iterator[Shop]:
 # ---- rows --------------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_every_change_is_a_row_and_every_column_is_exact(shop: Shop) -> None:
     expected = {(row["vbucket"], row["seqno"]): row for row in shop.expected()}
     plain = {b"with attributes", b"packed"}

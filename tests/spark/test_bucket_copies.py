@@ -190,7 +190,6 @@ def names_of(producer: TemporaryProducer) -> set[str]:
         return {".".join(name) for name in opened.collections.live_names().values()}
 
 
-@pytest.mark.extended
 def test_a_chain_of_copies_goes_back_with_its_first_bucket_and_with_the_second(
     spark: SparkSession, tmp_path: Path, source: TemporaryProducer, target: TemporaryProducer
 ) -> None:

@@ -59,7 +59,7 @@ def executor_of(ancestor: int) -> int:
     return until(lambda: executors(ancestor))[0]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.release)])
 def test_executors_have_the_package_from_an_archive_and_one_is_killed(
     producer: TemporaryProducer,
     store: dict[str, Any],
@@ -81,7 +81,7 @@ def test_executors_have_the_package_from_an_archive_and_one_is_killed(
         equals(job, producer)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_killed_executor_and_a_killed_worker_cost_nothing(
     producer: TemporaryProducer, store: dict[str, Any], shipped: dict[str, str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ from upriver.spark.runtime.find_java import ensure_java_home
 from upriver.testing import TemporaryProducer
 
 pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
-pytestmark = pytest.mark.extended
 
 CLIENT = """
 import sys

@@ -15,6 +15,8 @@ from upriver.spark.functions.fold import fold
 from upriver.spark.runtime.spark_versions import has_admission_control
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 VBUCKETS = 8
 
 

@@ -206,7 +206,7 @@ def test_every_small_history_gives_the_right_table(tells: bool, heeds: bool) -> 
     assert scope.states > 2_000, scope.states
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @SERVERS
 def test_every_history_of_eight_steps_gives_the_right_table(tells: bool, heeds: bool) -> None:
     scope = Scope(plan, tells_purges=tells, heeds_purges=heeds)

@@ -102,7 +102,7 @@ class Chaos:
         return self._chance.uniform(0.1, 4)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_driver_that_is_killed_again_and_again_has_every_document_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:

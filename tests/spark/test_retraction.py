@@ -170,6 +170,7 @@ def wrong(kind: type[RestatingSimulation], world: World) -> Iterator[int]:
             yield seed
 
 
+@pytest.mark.story
 def test_a_running_sum_and_a_keyed_table_equal_the_bucket_in_random_histories() -> None:
     assert not list(wrong(RestatingSimulation, World(plan=restating_plan)))
 

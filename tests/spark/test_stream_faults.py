@@ -53,6 +53,7 @@ def producer() -> Iterator[TemporaryProducer]:
 # ---- failovers ---------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_failovers_between_batches_are_rows_and_the_fold_is_right(
     spark: SparkSession, tmp_path: Path, producer: TemporaryProducer
 ) -> None:

@@ -29,6 +29,8 @@ from upriver.store import (
     SyncMode,
 )
 
+pytestmark = pytest.mark.story
+
 DATA = Path("buckets") / "b" / "data"
 
 
@@ -55,7 +57,8 @@ os._exit(0)
 
 
 def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", code],

@@ -103,7 +103,10 @@ def check(bucket: Bucket, told: Acknowledged) -> None:
         told.seqnos[vbucket].update(range(1, high + 1))
 
 
-@pytest.mark.parametrize(("durability", "kills"), [(SyncMode.DURABLE, 50), (SyncMode.RELAXED, 10)])
+@pytest.mark.parametrize(
+    ("durability", "kills"),
+    [(SyncMode.DURABLE, 50), pytest.param(SyncMode.RELAXED, 10, marks=pytest.mark.story)],
+)
 def test_a_killed_writer_loses_nothing(tmp_path: Path, durability: SyncMode, kills: int) -> None:
     """A kill leaves the operating system alive, so even a relaxed bucket loses nothing."""
     draw = random.Random(20)

@@ -27,6 +27,8 @@ from upriver.store import Store
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import kv_messages as kv
 
+pytestmark = pytest.mark.story
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

@@ -22,6 +22,8 @@ from upriver.wire.columns.interface import Implementation
 from upriver.wire.columns.numpy_path import NUMPY
 from upriver.wire.dialects import Dcp
 
+pytestmark = pytest.mark.story
+
 _CHANGES = (m.Mutation, m.Deletion, m.Expiration)
 _STREAM = (
     m.SnapshotMarker,

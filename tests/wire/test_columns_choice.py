@@ -12,6 +12,8 @@ from columns_reference import CHANGES, C, needs_c
 
 from upriver.wire.columns.result import FIXED
 
+pytestmark = pytest.mark.story
+
 _REPORT = "import upriver.wire.columns as columns; print(columns.__impl__)"
 _WITHOUT = "import sys; sys.modules['upriver.wire.columns._speedups'] = None; "
 _STALE = (

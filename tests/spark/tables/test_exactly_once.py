@@ -44,6 +44,7 @@ def bucket() -> Iterator[ModelledBucket]:
 STEPS = ("read", "files", "commit", "table", "compaction files", "compaction commit", "checkpoint")
 
 
+@pytest.mark.story
 def test_a_crash_after_any_step_loses_and_doubles_nothing(
     spark: SparkSession, bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

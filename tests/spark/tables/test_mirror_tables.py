@@ -29,6 +29,8 @@ from upriver.spark.tables.pipelines import mirror
 from upriver.spark.tables.verify import verify
 from upriver.testing import TemporaryProducer
 
+pytestmark = pytest.mark.story
+
 VBUCKETS = 4
 
 

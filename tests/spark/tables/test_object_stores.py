@@ -60,6 +60,7 @@ def test_a_store_that_refuses_is_named_and_no_secret_is_told(variables: dict[str
     assert SECRET not in str(failure.value)
 
 
+@pytest.mark.story
 def test_a_mirror_is_kept_verified_compacted_and_reported(
     spark: SparkSession,
     bucket: ModelledBucket,

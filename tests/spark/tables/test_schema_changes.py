@@ -50,6 +50,7 @@ def compared(spark: SparkSession, producer: TemporaryProducer, table: Path) -> C
     return verify(spark, source=producer.source, table=str(table))
 
 
+@pytest.mark.story
 def test_columns_follow_the_documents_without_a_restart(
     spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
 ) -> None:

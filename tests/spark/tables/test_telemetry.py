@@ -98,7 +98,6 @@ def test_without_being_enabled_nothing_is_loaded(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
-@pytest.mark.extended
 def test_a_mirror_sends_its_batches_to_a_collector(tmp_path: Path) -> None:
     received: list[tuple[str, bytes]] = []
 

@@ -201,6 +201,7 @@ def test_what_is_no_mirror_is_refused(spark: SparkSession, tmp_path: Path) -> No
 # ---- repairing ---------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_only_what_differs_is_repaired_and_the_pipeline_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:

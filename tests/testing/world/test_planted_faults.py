@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.story
+
 TOOL = Path(__file__).parents[3] / "tools" / "plant.py"
 
 
