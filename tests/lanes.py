@@ -72,6 +72,7 @@ _LANE_OF = {
     "spark": "spark",
     "spark/tables/test_table_histories.py": "simulation",
     "spark/test_collection_simulation.py": "simulation",
+    "spark/test_consumer_cache.py": "process",
     "spark/test_simulation.py": "simulation",
     "store/test_store_faults.py": "process",
     "store/test_store_killed.py": "process",
@@ -101,6 +102,7 @@ _LANE_OF = {
 #: In the lane spark without the fixture of that name: their tests start a Spark, or processes, of
 #: their own. The other tests below tests/spark that do not use it are units.
 _OWN_SPARK = {
+    "spark/tables/test_lost_answers.py",
     "spark/tables/test_object_stores.py",
     "spark/tables/test_telemetry.py",
     "spark/tables/test_watchable.py",
@@ -112,15 +114,14 @@ _OWN_SPARK = {
 }
 
 #: Groups of more than a file, longest first; by file or directory, the longest that fits counts.
-#: Each has one Spark at a time, and the last two share theirs among all their tests.
+#: Each has one Spark at a time, and the second shares it among all its tests.
 _GROUP_OF = {
     "cluster/test_mirror_chaos.py": "spark processes",
     "spark/test_local_cluster.py": "spark processes",
     "spark/test_clusters.py": "spark processes",
+    "spark/test_connect.py": "spark processes",
     "cli/test_table_commands.py": "spark processes",
     "spark/tables/test_watchable.py": "spark processes",
-    "spark/test_consumer_cache.py": "spark processes",
-    "spark/tables": "tables",
     "spark": "spark",
 }
 
@@ -241,8 +242,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two for a core, because tests mostly wait; more than eight find too few long groups."""
-    return min(8, 2 * (os.cpu_count() or 1))
+    """One more than cores, because tests wait too; more than eight find too few long groups."""
+    return min(8, 1 + (os.cpu_count() or 1))
 
 
 # ---- a lane is what it says ------------------------------------------------------------------

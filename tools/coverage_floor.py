@@ -2,7 +2,8 @@
 
     python tools/coverage_floor.py
 
-Floors are for the packages whose code decides what is right; the others are reported.
+The tests run with all their random examples, of which the gate tries a part. Floors are for the
+packages whose code decides what is right; the others are reported.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ TESTS = ("-n", "auto", "-m", "unit or simulation", "--cov", "--cov-report=")
 
 def main() -> int:
     python = [sys.executable, "-m"]
-    # a tracer of its own costs little where Python has one
-    variables = {"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {}
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, "UPRIVER_EXAMPLES": "all"}
+    if sys.version_info >= (3, 12):  # it has a tracer that costs little
+        environment["COVERAGE_CORE"] = "sysmon"
     tests = subprocess.run([*python, "pytest", "-q", *TESTS], cwd=ROOT, env=environment)
     if tests.returncode:
         return tests.returncode

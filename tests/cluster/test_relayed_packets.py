@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import FORMS, message_of
 
+from examples import examples
 from upriver.cluster.replication_relay import ReplicationRelay
 from upriver.errors import ConnectionFailed, Status
 from upriver.wire import frameinfo as fi
@@ -78,7 +79,7 @@ def relayed(producer: Line, consumer: Line) -> list[int]:
     return over
 
 
-_relaxed = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+_relaxed = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
 @_relaxed

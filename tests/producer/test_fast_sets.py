@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kvkit import MODERN, Desk, open_desk
 
+from examples import examples
 from upriver.model import Datatype
 from upriver.producer.keyvalue import Write
 from upriver.producer.keyvalue.fast_sets import plain_set, set_answer
@@ -20,7 +21,7 @@ from upriver.wire.messages import Request
 from upriver.wire.protocol_enums import Feature
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
-_relaxed = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+_relaxed = settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from strategies import DIALECTS, FORMS, U8, U32, message_of
 from talk import PATIENCE, Talk
 from waiting import until
 
+from examples import examples
 from upriver.errors import Status
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import Role
@@ -113,7 +114,7 @@ def bursts(draw: st.DrawFn) -> Burst:
 def seeded(count: int) -> settings:
     """The same examples in every run, so that a failure can be looked at again."""
     return settings(
-        max_examples=count,
+        max_examples=examples(count),
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from talk import Talk, everything
 
+from examples import examples
 from upriver.model import NO_END, Op, Snapshot
 from upriver.producer.connections.client_info import ClientInfo
 from upriver.producer.connections.server_counters import Traffic
@@ -215,7 +216,7 @@ _writes = st.lists(
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(rounds=st.lists(_writes, min_size=1, max_size=3), skip_deletions=st.booleans())

@@ -10,6 +10,7 @@ from consumerkit import at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.session.consumer_events import RollbackReason
 from upriver.session.rollback_point import agree, lowered
@@ -227,7 +228,7 @@ def steps() -> st.SearchStrategy[list[tuple[str, int, int, float, list[tuple[int
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps())
 def test_a_reader_goes_on_where_both_histories_are_the_same_and_no_earlier(
     plan: list[tuple[str, int, int, float, list[tuple[int, int]]]],

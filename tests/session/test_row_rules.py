@@ -11,6 +11,7 @@ from consumerkit import DIALECTS, Wire, at, marker, mutation, only, packets, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from upriver.errors import DecodeError, StreamRuleBroken
 from upriver.model import Snapshot
 from upriver.session.consumer_events import Rows, SystemHappened
@@ -175,7 +176,7 @@ def test_so_it_does_in_the_old_drafts(draft: str) -> None:
     assert wire.rows() == [(3, 1), (3, 2)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.binary(max_size=200), st.integers(0, 100))
 def test_any_bytes_either_mean_nothing_or_break_a_rule(noise: bytes, cut: int) -> None:
     wire = flowing(marker(0, 10))
@@ -263,7 +264,7 @@ def rows_among(items: list[Item]) -> list[tuple[int, int]]:
     return [(item.message.vbucket, item.message.seqno) for item in items if item.is_row]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(interleaved(), st.data())
 def test_every_allowed_order_of_several_streams_arrives_exactly(
     items: list[Item], data: st.DataObject
@@ -329,7 +330,7 @@ def broken_versions(item: Item, reached: dict[int, int]) -> list[tuple[str, m.Me
     return versions
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(interleaved().filter(bool), st.data())
 def test_one_broken_rule_anywhere_is_found_and_nothing_of_it_arrives(
     items: list[Item], data: st.DataObject

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored_frames import COLLECTIONS, SCOPES, VBUCKET, frame_lists
 
+from examples import examples
 from upriver.session import stream_output
 from upriver.session.change_writer import ChangeWriter, Shape, ValueMode
 from upriver.session.collection_filter import FilterKind, StreamFilter
@@ -76,7 +77,7 @@ def one_by_one(
 
 
 @on_both
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow])
 @given(
     frames=frame_lists(),
     cut=st.integers(0, 12),

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from examples import examples
 from upriver.errors import ConfigError, RemoteProtocolError, UpriverError
 from upriver.model import Datatype
 from upriver.spark.options import RowFormat
@@ -136,7 +137,7 @@ def test_a_cas_that_is_no_time_has_no_event_time(cas: int) -> None:
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_numbers_are_exact(cas: int, rev: int, seqno: int, flags: int, expiry: int) -> None:
     row = one_row(cas=cas, rev=rev, seqno=seqno, flags=flags, expiry=expiry, vbucket=4)
     assert (row["cas"] % 2**64, row["rev"] % 2**64) == (cas, rev)

@@ -15,6 +15,7 @@ from itertools import islice
 import pytest
 from simulation import Row, World, fold, wrong_histories
 
+from examples import examples
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.spark.source import offset_planning
 from upriver.spark.source.admission import Limits, spread
@@ -23,7 +24,7 @@ from upriver.spark.source.offset_ranges import ReadStep, StepVerdict, judge
 from upriver.spark.source.offsets import Boundary, Offset, VBucketProgress
 from upriver.spark.source.read_ahead import ArrivedSeqnos
 
-HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", "10000"))
+HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", examples(10_000)))
 #: The seed of the first of them; those of another UPRIVER_CHAOS_SEED are all others.
 FIRST = int(os.environ.get("UPRIVER_CHAOS_SEED", "0")) * HISTORIES
 ROUNDS = 10

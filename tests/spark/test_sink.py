@@ -499,6 +499,7 @@ def test_a_user_who_may_not(spark: SparkSession, tmp_path: Path) -> None:
         ("key string, value string", {"checkCas": "true"}, "there is no column 'cas'"),
     ],
 )
+@pytest.mark.usefixtures("spark")
 def test_a_frame_that_cannot_be_written(columns: str, options: dict[str, str], said: str) -> None:
     parsed = WriteOptions.parse({"connectionString": "couchbase://h/b", **options})
     with pytest.raises(ConfigError) as failure:

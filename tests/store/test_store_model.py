@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storekit import SECOND, Clock, dump, key
 from storemodel import HISTORY_AGE, PURGE_AGE, Path, VBucketModel, Version, is_live, prepared
 
+from examples import examples
 from upriver.errors import Status, StoreRefusal
 from upriver.model import VBucketState
 from upriver.store import (
@@ -456,7 +457,7 @@ def read_back(messages: list[m.Message]) -> list[tuple[Path, Version]]:
 
 TestStoreAgainstItsModel = StoreMachine.TestCase
 TestStoreAgainstItsModel.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serverkit import SECRET, users_file
 
+from examples import examples
 from upriver.errors import Status, StoreRefusal
 from upriver.model import NO_END, Op, StreamEndReason, VBucketState
 from upriver.producer.bootstrap.users import Role
@@ -400,7 +401,7 @@ def stored(producer: MemoryProducer, vbucket: int) -> dict[bytes, int]:
 
 
 @given(schedule=st.lists(steps, min_size=20, max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_reader_has_the_documents_after_any_schedule(
     started: MemoryProducer, schedule: list[tuple[Any, ...]]
 ) -> None:
@@ -410,7 +411,7 @@ def test_a_reader_has_the_documents_after_any_schedule(
 
 
 @given(schedule=st.lists(steps, min_size=20, max_size=60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_same_schedule_has_the_same_outcome(
     started: MemoryProducer, schedule: list[tuple[Any, ...]]
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import DIALECTS, FORMS, message_of
 
+from examples import examples
 from upriver.errors import DecodeError, EncodeError
 from upriver.wire.dialects import Dialect, sniff
 from upriver.wire.dissect import dissect
@@ -57,7 +58,7 @@ def damaged_packets(draw: st.DrawFn) -> bytes:
 ANY_BYTES = st.one_of(st.binary(max_size=100), plausible_packets(), damaged_packets())
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(dialect=DIALECT, data=ANY_BYTES)
 def test_decoding(dialect: Dialect, data: bytes) -> None:
     try:
@@ -75,7 +76,7 @@ def test_decoding(dialect: Dialect, data: bytes) -> None:
         assert dialect.decode(again) == message
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=ANY_BYTES)
 @example(data=b"")
 def test_reading_leniently_and_dissecting(data: bytes) -> None:
@@ -90,7 +91,7 @@ def test_reading_leniently_and_dissecting(data: bytes) -> None:
         assert all(view.offset + view.size <= len(data) or view.size == 0 for view in views)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=ANY_BYTES)
 @example(data=b"")
 def test_sniffing(data: bytes) -> None:
@@ -100,7 +101,7 @@ def test_sniffing(data: bytes) -> None:
         assert not error.usable
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     messages=st.lists(
         st.sampled_from(FORMS).flatmap(lambda x: st.tuples(st.just(x[0]), message_of(x[1], x[0]))),
@@ -127,7 +128,7 @@ def test_framing_from_any_chunks(
     assert framer.pending == 0
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(chunks=st.lists(ANY_BYTES, max_size=4))
 def test_framing_of_nonsense(chunks: list[bytes]) -> None:
     framer = Framer(max_body=1000)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from strategies import FORMS, U16, message_of
 
+from examples import examples
 from upriver.errors import DecodeError
 from upriver.wire import frameinfo as fi
 from upriver.wire import messages as m
@@ -36,7 +37,7 @@ _STREAM = (
     m.CollectionCreated,
 )
 _relaxed = settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from stored_frames import COLLECTIONS, frame_lists
 
+from examples import examples
 from upriver.wire import canonical
 from upriver.wire.columns import Part, Selected, Selection
 from upriver.wire.columns.frame_selection import MAX_LEFT
@@ -18,7 +19,7 @@ from upriver.wire.columns.numpy_path import NUMPY
 
 ALL = Part(sum(Part)) & ~Part.DATATYPE
 _relaxed = settings(
-    max_examples=400,
+    max_examples=examples(400),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 selections = st.builds(

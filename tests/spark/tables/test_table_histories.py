@@ -26,6 +26,7 @@ from tablekit import (
     rows_of,
 )
 
+from examples import examples
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables import lease as lease_module
 from upriver.spark.tables import pipeline_tables
@@ -43,7 +44,7 @@ from upriver.testing import TemporaryProducer
 
 VBUCKETS = 4
 #: How many random histories, and the seed of the first: more when somebody has the time.
-HISTORIES = int(os.environ.get("UPRIVER_SCHEDULES", "3"))
+HISTORIES = int(os.environ.get("UPRIVER_SCHEDULES", examples(3, least=1)))
 SEED = int(os.environ.get("UPRIVER_CHAOS_SEED", "1"))
 STEPS = (
     *("read", "files", "commit", "table", "compaction files", "compaction commit"),

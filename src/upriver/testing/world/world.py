@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 import random
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -325,10 +326,15 @@ class World:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What breaks is wanted here: the logs of it would hide what matters."""
+    """What breaks is wanted here: the logs of it would hide what matters.
+
+    So are pipelines that nobody stops: that of a killed process goes when the memory is collected.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
     finally:
         logging.disable(before)

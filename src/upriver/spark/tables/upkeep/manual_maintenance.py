@@ -57,9 +57,11 @@ def _compacted(tables: PipelineTables, lease: Lease | None, seconds: float) -> l
     tables.apply_pending()
     care = TableMaintenance(tables)
     care.compact(ThisProcess(), everything=True)
+    # Before a commit says which versions go: the oldest that stays needs a checkpoint to start
+    # from, or every commit before it stays too.
+    care.checkpoint(every=1)
     if lease is not None:
         care.let_go(lease, seconds)
-    care.checkpoint(every=1)
     gone = care.vacuum()
     after = {name: len(table.files) for name, table in tables.all_tables().items()}
     return [
