@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from zipfile import ZipFile
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from pyspark import TaskContext, daemon
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from upriver.errors import ConfigError
 from upriver.spark.runtime.internals import (
@@ -45,10 +45,6 @@ from upriver.spark.tables.format.storage import StorageFailed
 #: The logger of Java's class that registers formats.
 DATA_SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-
-
-def columns(ddl: str) -> StructType:
-    return cast("StructType", StructType.fromDDL(ddl))
 
 
 def test_the_installed_spark_is_within_the_bounds_and_they_have_an_upper_one() -> None:
@@ -108,7 +104,8 @@ def test_there_is_no_micro_batch_outside_of_a_task() -> None:
 
 def test_the_schema_of_a_stream_becomes_one_of_arrow() -> None:
     """Otherwise no stream of Spark 4.0, which hands over rows, is written into a bucket."""
-    schema = columns("key binary, value string, at struct<seqno: bigint>")
+    schema = StructType().add("key", BinaryType()).add("value", StringType())
+    schema.add("at", StructType().add("seqno", LongType()))
     at = pa.struct([pa.field("seqno", pa.int64())])
     wanted = [("key", pa.binary()), ("value", pa.string()), ("at", at)]
     assert arrow_schema_of(schema).equals(pa.schema([pa.field(*one) for one in wanted]))
@@ -220,7 +217,7 @@ def test_rows_get_a_state_without_pandas(spark: SparkSession) -> None:
             pass
 
     rows = spark.readStream.format("rate").load()
-    schema = columns("value bigint, total bigint")
+    schema = StructType().add("value", LongType()).add("total", LongType())
     counted = transform_with_state(rows.groupBy("value"), Counts(), schema)
     assert counted.isStreaming
     assert counted.schema == schema
