@@ -43,6 +43,8 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(ensure_java_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Spark's own tests say so to get any free port instead of 15002, which others may have.
+        "SPARK_TESTING": "1",
     }
 
 
