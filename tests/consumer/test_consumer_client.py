@@ -456,6 +456,40 @@ def test_a_poll_waits_no_longer_than_it_is_told(shared: TemporaryProducer) -> No
         assert not consumer.finished
 
 
+def test_what_is_filtered_out_does_not_prolong_a_poll(producer: TemporaryProducer) -> None:
+    producer.bucket.create_collection(0, "orders")
+    wanted, enough = threading.Event(), time.monotonic() + 60
+
+    def write_others() -> None:
+        while not wanted.wait(0.02) and time.monotonic() < enough:
+            producer.write(b"other", b"v", 0)  # the server tells of its seqno alone
+
+    with Consumer(producer.source, collections=("orders",)) as consumer:
+        while consumer.poll(timeout=0.1) is not None:
+            pass
+        writer = in_thread(write_others)
+        until(lambda: consumer.status().received[0] > 3)
+        assert consumer.poll(timeout=0.5) is None
+        assert not writer.done()
+        wanted.set()
+        writer.result()
+
+
+def test_a_poll_of_no_time_returns_what_has_come(producer: TemporaryProducer) -> None:
+    orders = producer.bucket.create_collection(0, "orders").id
+    with Consumer(producer.source, collections=("orders",)) as consumer:
+        while consumer.poll(timeout=0.1) is not None:
+            pass
+        producer.write(b"other", b"v", 0)
+        producer.write(b"order", b"v", 0, orders)
+        end = high_seqnos(producer)[0]
+        until(lambda: consumer.status().received[0] == end)
+        event = consumer.poll(timeout=0)
+        assert isinstance(event, Rows)
+        assert event.batch["key"].to_pylist() == [b"order"]
+        assert consumer.poll(timeout=0) is None
+
+
 def test_positions_are_those_of_whole_numbers(shared: TemporaryProducer) -> None:
     with Consumer(shared.source, end="now") as consumer:
         list(consumer)

@@ -35,7 +35,7 @@ from upriver.consumer.groups.assignment import Roster
 from upriver.consumer.groups.cells import Stored, run_steps
 from upriver.consumer.groups.object_store import ObjectGroupStore
 from upriver.consumer.groups.position_cells import PositionCells, Saved
-from upriver.errors import ConfigError, ConnectionFailed
+from upriver.errors import ConfigError, ConnectionFailed, RollbackRequired
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryCluster, TemporaryProducer
 
@@ -385,6 +385,31 @@ def test_callbacks_that_fail_leave_no_vbucket_behind(tmp_path: Path) -> None:
                 next(changes)
             # it has let one vbucket go all the same, and did not save
             assert next(iter(other)).key in {b"key:0", b"key:1"}
+
+
+def test_a_member_that_has_failed_lets_vbuckets_go(tmp_path: Path) -> None:
+    options: Any = {"group": "readers", "members": tmp_path, "lease": LEASE}
+    revoked: list[Revocation] = []
+    with TemporaryProducer(vbuckets=2) as producer:
+        for number in range(4):
+            producer.write(b"key:%d" % number, b"{}", vbucket=0)
+        strict: Any = {"rollback": RollbackPolicy.FAIL, "on_revoked": revoked.append}
+        with Consumer(producer.source, **strict, **options) as failing:
+            changes = iter(failing)
+            assert next(changes).key == b"key:0"
+            producer.fail_over(0, 2)
+            with pytest.raises(RollbackRequired):
+                list(changes)
+            with Reader(producer.source, tmp_path) as other:
+
+                def asked_again() -> bool:
+                    with pytest.raises(RollbackRequired):
+                        failing.poll(0.05)
+                    return bool(other.vbuckets)
+
+                until(asked_again)
+                assert revoked
+                assert revoked[0].vbuckets >= other.vbuckets
 
 
 def test_members_can_wait_until_changes_are_persisted(tmp_path: Path) -> None:
