@@ -30,6 +30,7 @@ test-all: test rest ## all that CI runs: make test, and the rest
 rest: slow coverage matrix docs ## what make test leaves out: slow tests, coverage, other versions, docs
 
 release-check: test-all ## what a release must pass besides: some hours
+	@UPRIVER_EXAMPLES=all $(BIN)/pytest -n auto -m "unit or simulation"
 	@$(BIN)/pytest -n 2 --release
 	@$(PYTHON) tools/matrix.py --all
 	@$(MAKE) --no-print-directory fuzz simulate chaos kills attack soak plant

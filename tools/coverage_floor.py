@@ -2,8 +2,7 @@
 
     python tools/coverage_floor.py
 
-The tests run with all their random examples, of which the gate tries a part. Floors are for the
-packages whose code decides what is right; the others are reported.
+Floors are for the packages whose code decides what is right; the others are reported.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TESTS = ("-n", "auto", "-m", "unit or simulation", "--cov", "--cov-report=")
 
 def main() -> int:
     python = [sys.executable, "-m"]
-    environment = {**os.environ, "UPRIVER_EXAMPLES": "all"}
+    environment = dict(os.environ)
     if sys.version_info >= (3, 12):  # it has a tracer that costs little
         environment["COVERAGE_CORE"] = "sysmon"
     tests = subprocess.run([*python, "pytest", "-q", *TESTS], cwd=ROOT, env=environment)
