@@ -12,6 +12,8 @@ from test_exported_members import COMPLETE, PUBLIC
 
 from upriver.testing import pytest_plugin
 
+pytestmark = pytest.mark.story
+
 PAGES = sorted(DOCS.rglob("*.md"))
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -125,7 +125,11 @@ def test_a_manifest_that_makes_no_sense(manifest: Any) -> None:
         Collections.parse(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff", b"[" * 100_000, b" " * (33 << 20)])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\xff", b"[" * 100_000, b" " * (33 << 20)],
+    ids=["empty", "no text", "deep", "large"],
+)
 def test_a_manifest_that_is_no_json(text: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="manifest cannot be understood"):
         Collections.parse(text)
