@@ -77,7 +77,7 @@ chaos: environment ## what breaks, for about 20 minutes; SEED=7 and MINUTES=5 if
 
 kills: environment ## a hundred drivers of pipelines killed at every step; KILLS=20 if wanted
 	@UPRIVER_KILLS=$(or $(KILLS),100) $(if $(SEED),UPRIVER_CHAOS_SEED=$(SEED)) \
-	$(BIN)/pytest -n 0 -o log_cli=true -o log_cli_level=INFO tests/spark/tables/test_killed_drivers.py
+	$(BIN)/pytest -n 0 -o log_cli=true -o log_cli_level=INFO tests/tables/test_killed_drivers.py
 
 attack: environment ## every known attack on real processes, for about 10 minutes; MINUTES=3 if wanted
 	@$(BIN)/python tools/attack.py $(if $(MINUTES),--minutes $(MINUTES))

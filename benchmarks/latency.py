@@ -38,8 +38,8 @@ from upriver.consumer.transport.blocking_connection import BlockingConnection
 from upriver.consumer.transport.connection_string import Source
 from upriver.session.conversation import single
 from upriver.spark import session
-from upriver.spark.tables.pipeline import Pipeline
-from upriver.spark.tables.pipelines import mirror
+from upriver.spark.pipelines import mirror
+from upriver.tables.pipeline import Pipeline
 from upriver.wire import kv_messages as kv
 
 ROWS = 100

@@ -20,12 +20,12 @@ import pyarrow as pa
 from machine import machine_line
 from processes import resident_mib
 
+from upriver.batches.offset_ranges import ReadStep
+from upriver.batches.options import ReadOptions
+from upriver.batches.restate import Restatement
+from upriver.batches.row_schema import arrow_schema
+from upriver.batches.spilled_keys import LiveKeys
 from upriver.model import Snapshot, StreamOffset
-from upriver.spark.options import ReadOptions
-from upriver.spark.source.offset_ranges import ReadStep
-from upriver.spark.source.restate import Restatement
-from upriver.spark.source.row_schema import arrow_schema
-from upriver.spark.source.spilled_keys import LiveKeys
 
 _BATCH = 10_000
 _PLACE = ("_default", "_default")

@@ -14,11 +14,11 @@ import random
 import statistics
 from collections.abc import Callable
 
+from upriver.batches.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.batches.offsets import SourceIdentity
 from upriver.model import FailoverLog, Snapshot, StreamOffset
 from upriver.session.rollback_point import agree
 from upriver.session.stream_position import Position, PositionTracker
-from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan
-from upriver.spark.source.offsets import SourceIdentity
 
 _LOG = FailoverLog.of((7, 0))
 _SNAPSHOTS = 20_000

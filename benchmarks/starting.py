@@ -56,7 +56,7 @@ import json, sys, time
 marks = [("", time.perf_counter())]
 def mark(step): marks.append((step, time.perf_counter()))
 from upriver.cli.main import main
-from upriver.spark.tables.pipelines import mirror
+from upriver.spark.pipelines import mirror
 mark("imports")
 from upriver.cli.spark_process import spark_when_needed
 options = {"conf": {}, "master": "local[2]"}

@@ -35,15 +35,16 @@ from replay import replaying
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.blocking_connection import BlockingConnection
 from upriver.consumer.transport.connection_string import Source
+from upriver.files.storage import Storage
 from upriver.session.conversation import single
 from upriver.spark import session
-from upriver.spark.tables.format.delta_log import log_versions, read_snapshot
-from upriver.spark.tables.format.storage import Storage
-from upriver.spark.tables.pipeline import Pipeline
-from upriver.spark.tables.pipeline_settings import PipelineSettings
-from upriver.spark.tables.pipeline_start import place_of, start_pipeline
-from upriver.spark.tables.pipelines import changelog, history, mirror
-from upriver.spark.tables.verify import verify
+from upriver.spark.pipelines import changelog, history, mirror
+from upriver.spark.verify_table import verify
+from upriver.tables.executors import ThisProcess
+from upriver.tables.format.delta_log import log_versions, read_snapshot
+from upriver.tables.pipeline import Pipeline
+from upriver.tables.pipeline_settings import PipelineSettings
+from upriver.tables.pipeline_start import place_of, start_pipeline
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire.protocol_enums import Feature
@@ -200,7 +201,7 @@ def many_batches(documents: int, batches: int, scratch: Path, keep: str) -> None
         write(range(documents))
         options = {"keep_versions": keep, "keep_versions_size": "50m"}
         settings = PipelineSettings.parse("mirror", producer.source, options)
-        pipeline = start_pipeline(None, settings, place_of(table, settings))
+        pipeline = start_pipeline(ThisProcess(), settings, place_of(table, settings))
         until_caught_up(pipeline)
         for goal in (1, batches // 10, *range(batches // 5, batches + 1, batches // 5)):
             while pipeline.status().batches < goal:
@@ -221,7 +222,7 @@ def many_commits(commits: int, scratch: Path) -> None:
         for vbucket in range(1024):
             producer.write(b"first", b"1", vbucket)
         settings = PipelineSettings.parse("mirror", producer.source, {})
-        pipeline = start_pipeline(None, settings, place_of(table, settings))
+        pipeline = start_pipeline(ThisProcess(), settings, place_of(table, settings))
         until_caught_up(pipeline)
         for number in range(commits):
             producer.write(b"first", b"%d" % number, number % 1024)

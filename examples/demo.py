@@ -31,11 +31,11 @@ from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.spark import session
-from upriver.spark.tables.delta_table_reader import read_table
-from upriver.spark.tables.pipeline import Pipeline
-from upriver.spark.tables.pipelines import mirror
-from upriver.spark.tables.verify import verify
+from upriver.spark.pipelines import mirror
+from upriver.spark.table_reader import read_table
+from upriver.spark.verify_table import verify
 from upriver.store import BucketSettings, DeleteDocument, SetDocument, document_key
+from upriver.tables.pipeline import Pipeline
 from upriver.testing import TemporaryProducer
 
 VBUCKETS = 64

@@ -8,7 +8,7 @@ import keeper
 from hypothesis import settings
 from spark_archive import SHORT_LIVED, java_options
 
-pytest_plugins = ("lanes", "timing")
+pytest_plugins = ("lanes", "spark_session", "timing")
 
 keeper.keep()
 

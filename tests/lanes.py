@@ -70,10 +70,12 @@ _LANE_OF = {
     "producer/test_server_survives_nonsense.py": "simulation",
     "session/test_row_rules.py": "simulation",
     "spark": "spark",
-    "spark/tables/test_table_histories.py": "simulation",
-    "spark/test_collection_simulation.py": "simulation",
-    "spark/test_consumer_cache.py": "process",
-    "spark/test_simulation.py": "simulation",
+    "tables": "spark",
+    "batches": "spark",
+    "tables/test_table_histories.py": "simulation",
+    "batches/test_collection_simulation.py": "simulation",
+    "batches/test_consumer_cache.py": "process",
+    "batches/test_simulation.py": "simulation",
     "store/test_store_faults.py": "process",
     "store/test_store_killed.py": "process",
     "store/test_store_model.py": "simulation",
@@ -89,10 +91,10 @@ _LANE_OF = {
     "testing/test_advertised_address.py": "process",
     "testing/test_memory_producer.py": "simulation",
     "testing/test_pytest_plugin.py": "process",
-    "testing/world/test_cluster_worlds.py": "simulation",
-    "testing/world/test_planted_faults.py": "process",
-    "testing/world/test_world_processes.py": "process",
-    "testing/world/test_worlds.py": "simulation",
+    "worlds/test_cluster_worlds.py": "simulation",
+    "worlds/test_planted_faults.py": "process",
+    "worlds/test_world_processes.py": "process",
+    "worlds/test_worlds.py": "simulation",
     "wire/test_any_bytes.py": "simulation",
     "wire/test_columns_any_traffic.py": "process",
     "wire/test_columns_choice.py": "process",
@@ -100,13 +102,16 @@ _LANE_OF = {
     "wire/test_tshark_agrees.py": "process",
 }
 
+#: Directories whose tests need Spark if they use the fixture of that name; the others are units.
+_MAY_USE_SPARK = ("batches/", "spark/", "tables/")
+
 #: In the lane spark without the fixture of that name: their tests start a Spark, or processes, of
-#: their own. The other tests below tests/spark that do not use it are units.
+#: their own.
 _OWN_SPARK = {
-    "spark/tables/test_lost_answers.py",
-    "spark/tables/test_object_stores.py",
-    "spark/tables/test_telemetry.py",
-    "spark/tables/test_watchable.py",
+    "tables/test_lost_answers.py",
+    "tables/test_object_stores.py",
+    "tables/test_telemetry.py",
+    "tables/test_watchable.py",
     "spark/test_clusters.py",
     "spark/test_connect.py",
     "spark/test_local_cluster.py",
@@ -122,12 +127,14 @@ _GROUP_OF = {
     "spark/test_clusters.py": "spark processes",
     "spark/test_connect.py": "spark processes",
     "cli/test_table_commands.py": "spark processes",
-    "spark/tables/test_watchable.py": "spark processes",
+    "tables/test_watchable.py": "spark processes",
+    "batches": "spark",
     "spark": "spark",
+    "tables": "spark",
 }
 
 #: Files with long tests that share nothing: each test is a group.
-_SPLIT = {"test_followed_pages.py", "test_readme.py", "testing/world/test_worlds.py"}
+_SPLIT = {"test_followed_pages.py", "test_readme.py", "worlds/test_worlds.py"}
 
 
 def _longest(table: dict[str, str], path: str) -> str | None:
@@ -143,7 +150,7 @@ def lane_of(item: pytest.Item) -> str:
     path = _place(item)
     lane = _longest(_LANE_OF, path)
     assert lane is not None
-    if lane == "spark" and path.startswith("spark/") and path not in _OWN_SPARK:
+    if lane == "spark" and path.startswith(_MAY_USE_SPARK) and path not in _OWN_SPARK:
         return "spark" if "spark" in getattr(item, "fixturenames", ()) else "unit"
     return lane
 
@@ -211,7 +218,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     path = collection_path.relative_to(TESTS).as_posix()
     lane = _longest(_LANE_OF, path)
-    if lane == "spark" and path.startswith("spark/") and path not in _OWN_SPARK:
+    if lane == "spark" and path.startswith(_MAY_USE_SPARK) and path not in _OWN_SPARK:
         return None  # its tests are in two lanes
     wanted = config.getoption("markexpr")
     if wanted in LANES:

@@ -36,13 +36,16 @@ DIRECT: dict[str, set[str]] = {
     "session": {"wire"},
     "store": {"wire", "model", "_extras", "_entropy", "_files"},
     "producer": {"store", "session", "_hosts"},
-    "consumer": {"session", "_extras", "_entropy", "_daemon", "_files", "_lazy", "_unclosed"},
+    "consumer": {"session", "files", "_entropy", "_daemon", "_files", "_lazy", "_unclosed"},
     "cluster": {"producer", "consumer", "logs"},
     "settings": {"consumer"},
-    "spark": {"settings", "telemetry", "_extras", "_lazy"},
-    "dlt": {"spark", "_extras"},
+    "files": {"_extras"},
+    "batches": {"settings"},
+    "tables": {"batches", "files", "telemetry"},
+    "spark": {"tables", "_lazy"},
+    "dlt": {"batches"},
     "dashboard": {"model", "_extras", "_hosts"},
-    "testing": {"cluster", "producer", "consumer", "spark", "_lazy"},
+    "testing": {"cluster", "producer", "consumer", "_lazy"},
     "cli": {"logs", "dashboard", "spark", "cluster", "producer", "consumer", "testing"},
     # the package itself: its version, the root of the errors, and what every user meets
     "__init__": {"errors", "model", "_lazy"},
@@ -130,6 +133,13 @@ def test_rooms_without_io_stay_without_it() -> None:
     assert not impure
 
 
+def test_batches_and_tables_do_not_know_spark() -> None:
+    for path in modules():
+        if room_of(path) in ("batches", "tables", "files", "dlt"):
+            roots = {name.split(".")[0] for name in imported_by(path)}
+            assert not roots & {"pyspark", "py4j"}, path
+
+
 def test_the_walk_sees_imports_of_every_shape() -> None:
     module = PACKAGE / "wire" / "dialects" / "example.py"
     source = (
@@ -164,7 +174,7 @@ def test_importing_is_cheap(name: str) -> None:
 def test_clients_and_servers_start_without_pandas() -> None:
     """Where it is installed, pyarrow imports it to make an array of a list: half of a start."""
     found = imported_with(
-        "upriver.consumer.client, upriver.cluster.node_main, upriver.spark.tables"
+        "upriver.consumer.client, upriver.cluster.node_main, upriver.tables.pipeline_start"
     )
     assert "pyarrow" in found
     assert "pandas" not in found
@@ -322,12 +332,10 @@ def types_of(source: str) -> set[str]:
 
 
 def test_a_name_of_a_type_means_one_thing() -> None:
-    """Simulated worlds are left out: their nodes, readers and outcomes are those of the plan."""
     homes: dict[str, set[str]] = {}
     for path in modules():
-        if not path.is_relative_to(PACKAGE / "testing" / "world"):
-            for name in types_of(path.read_text()):
-                homes.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
+        for name in types_of(path.read_text()):
+            homes.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 

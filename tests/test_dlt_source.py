@@ -15,12 +15,12 @@ import dlt
 import pyarrow as pa
 import pytest
 
+from upriver.batches.collection_events import CollectionEnd
+from upriver.batches.options import RowFormat
 from upriver.consumer import Consumer
 from upriver.dlt import dcp_source
 from upriver.dlt.rows import SeenRows, TableRows
 from upriver.errors import ConfigError, MissingExtra, StoreRefusal
-from upriver.spark.options import RowFormat
-from upriver.spark.source.collection_events import CollectionEnd
 from upriver.testing import TemporaryProducer
 
 # dlt logs that a package is pending by a method that Python has deprecated

@@ -22,7 +22,7 @@ from upriver.settings.option_types import (
     TableOptions,
 )
 from upriver.settings.setting import Setting, Use, snake
-from upriver.spark.tables.pipeline_settings import _NOT_FOR_MIRRORS
+from upriver.tables.pipeline_settings import _NOT_FOR_MIRRORS
 
 PUBLIC = {
     "upriver": {"Op", "UpriverError", "__version__"},
@@ -82,26 +82,6 @@ PUBLIC = {
         "MemoryProducer",
         "TemporaryCluster",
         "TemporaryProducer",
-    },
-    "upriver.testing.world": {
-        "CLUSTER",
-        "LOSS",
-        "SCOPES",
-        "SINGLE",
-        "TABLE",
-        "WIPE",
-        "ClusterWorld",
-        "Operation",
-        "Outcome",
-        "Plan",
-        "Scope",
-        "Step",
-        "Violation",
-        "World",
-        "explain",
-        "failure_report",
-        "run",
-        "shrink",
     },
     "upriver.wire": {"canonical", "columns", "dialects", "framing", "kv_messages", "messages"},
     "upriver.wire.columns": {
@@ -186,8 +166,8 @@ def test_an_op_is_the_same_wherever_it_is_imported_from() -> None:
 
 
 def test_a_schema_is_that_of_what_the_clients_give() -> None:
-    from upriver.spark.options import RowFormat
-    from upriver.spark.source.row_schema import arrow_schema
+    from upriver.batches.options import RowFormat
+    from upriver.batches.row_schema import arrow_schema
     from upriver.wire import columns
 
     assert importlib.import_module("upriver.consumer").SCHEMA is columns.SCHEMA

@@ -82,14 +82,14 @@ TRIALS = (
         seed="UPRIVER_KILL_SEED",
     ),
     Trial(
-        "tests/spark/tables/test_exactly_once.py",
+        "tests/tables/test_exactly_once.py",
         share=0.1,
         amount="UPRIVER_SCHEDULES",
         per_second=0.1,
         least=2,
     ),
     Trial(
-        "tests/spark/test_simulation.py",
+        "tests/batches/test_simulation.py",
         share=0.1,
         amount="UPRIVER_HISTORIES",
         per_second=300,

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Per cent of lines and branches.
 FLOOR = 85
-PACKAGES = ("wire", "session", "store", "consumer", "spark/tables")
+PACKAGES = ("wire", "session", "store", "consumer", "batches", "tables")
 TESTS = ("-n", "auto", "-m", "unit or simulation", "--cov", "--cov-report=")
 
 

@@ -19,7 +19,9 @@ _SOURCE: Final = Path(__file__).resolve().parent.parent / "src" / "upriver"
 
 #: By package, the longest prefix first: where an error comes from.
 _AREAS: Final = (
-    ("spark/tables", "Tables and pipelines"),
+    ("tables", "Tables and pipelines"),
+    ("files", "Tables and pipelines"),
+    ("batches", "The Spark source and sink"),
     ("spark", "The Spark source and sink"),
     ("settings", "Settings and options"),
     ("consumer", "Reading and writing from Python"),

@@ -350,68 +350,68 @@ FAULTS = (
     ),
     Fault(
         "a lease is not checked",
-        "upriver.spark.tables.lease",
+        "upriver.tables.lease",
         "        if newest > self.number:\n",
         "        if False:\n",
         "table",
         also=(
-            "upriver.spark.tables.pipeline_tables",
+            "upriver.tables.pipeline_tables",
             "        if self.state.fence > fence:\n",
             "        if False:\n",
         ),
     ),
     Fault(
         "a lease that another driver holds is taken",
-        "upriver.spark.tables.lease",
+        "upriver.tables.lease",
         "        if left > 0 and now - since < DURATION and not _is_dead(holder):\n",
         "        if False:\n",
         "table",
     ),
     Fault(
         "a commit replaces another one",
-        "upriver.spark.tables.format.delta_log",
+        "upriver.tables.format.delta_log",
         "    return written if storage.create(path, text) else None\n",
         "    storage.put(path, text)\n    return written\n",
         "table",
     ),
     Fault(
         "a conflict is not noticed",
-        "upriver.spark.tables.format.open_table",
+        "upriver.tables.format.open_table",
         "        if done is None:\n            raise Conflict",
         "        done = done or []\n        if False:\n            raise Conflict",
         "table",
     ),
     Fault(
         "a boundary of a table is kept too long",
-        "upriver.spark.tables.pipeline_tables",
+        "upriver.tables.pipeline_tables",
         "                version = known.get(seqno, now if seqno == reached else None)\n",
         "                version = known.get(seqno, now)\n",
         "table",
     ),
     Fault(
         "a restored vbucket keeps its present rows",
-        "upriver.spark.tables.merge",
+        "upriver.tables.merge",
         "        self._add_rolled_back(done.gone)\n",
         "",
         "table",
     ),
     Fault(
         "a rolled back vbucket is not restored",
-        "upriver.spark.tables.merge",
+        "upriver.tables.merge",
         "                    files_of(table).add(rows)\n            except",
         "                    pass\n            except",
         "table",
     ),
     Fault(
         "a deletion vector forgets the one before",
-        "upriver.spark.tables.format.open_table",
+        "upriver.tables.format.open_table",
         "                found[name] = before | named, fresh\n",
         "                found[name] = named, fresh\n",
         "table",
     ),
     Fault(
         "a deletion vector is of another file",
-        "upriver.spark.tables.format.open_table",
+        "upriver.tables.format.open_table",
         "        for name, (rows, _) in self.new_rows_gone(gone).items():\n"
         "            file = self.snapshot.files[name]\n"
         "            actions.append(file.remove_action())\n",
@@ -423,28 +423,28 @@ FAULTS = (
     ),
     Fault(
         "a key index lacks its last row",
-        "upriver.spark.tables.format.data_files",
+        "upriver.tables.format.data_files",
         "KeyIndex.build(self._hashes[0].take(numbers[alive]), np.flatnonzero(alive))",
         "KeyIndex.build(self._hashes[0].take(numbers[alive][:-1]), np.flatnonzero(alive)[:-1])",
         "table",
     ),
     Fault(
         "a row in the same batch is not replaced",
-        "upriver.spark.tables.format.data_files",
+        "upriver.tables.format.data_files",
         "        new.dead = np.flatnonzero(~alive).astype(np.uint32)\n",
         "",
         "table",
     ),
     Fault(
         "compaction takes dead rows along",
-        "upriver.spark.tables.format.data_files",
+        "upriver.tables.format.data_files",
         "    gone = rows_of(read_vector(storage, file.vector)).astype(np.int64)\n    if but",
         "    gone = np.empty(0, np.int64)\n    if but",
         "table",
     ),
     Fault(
         "compaction commits over a batch",
-        "upriver.spark.tables.upkeep.table_maintenance",
+        "upriver.tables.upkeep.table_maintenance",
         "                except Conflict:\n                    table.refresh()\n"
         "                    continue\n                size =",
         "                except Conflict:\n                    table.refresh()\n"
@@ -453,42 +453,42 @@ FAULTS = (
     ),
     Fault(
         "vacuum forgets the vectors",
-        "upriver.spark.tables.upkeep.version_retention",
+        "upriver.tables.upkeep.version_retention",
         "        found.update(file.paths)\n",
         "        found.add(file.path)\n",
         "table",
     ),
     Fault(
         "vacuum keeps the newest version only",
-        "upriver.spark.tables.upkeep.version_retention",
+        "upriver.tables.upkeep.version_retention",
         "            needed |= set(commit.named) if version > oldest else set()\n",
         "",
         "table",
     ),
     Fault(
         "vacuum leaves orphans",
-        "upriver.spark.tables.upkeep.version_retention",
+        "upriver.tables.upkeep.version_retention",
         "            and (file.path in once_named or file.modified < late)\n",
         "            and file.path in once_named\n",
         "table",
     ),
     Fault(
         "a checkpoint of the log lacks a file",
-        "upriver.spark.tables.format.delta_log",
+        "upriver.tables.format.delta_log",
         "        snapshot.actions(),\n",
         "        list(snapshot.actions())[:-1],\n",
         "table",
     ),
     Fault(
         "what a commit says of other tables is not done after a crash",
-        "upriver.spark.tables.pipeline",
+        "upriver.tables.pipeline",
         "        self._tables.apply_pending()\n        target:",
         "        target:",
         "table",
     ),
     Fault(
         "what a commit says of other tables is done twice",
-        "upriver.spark.tables.pipeline_tables",
+        "upriver.tables.pipeline_tables",
         "            if table.snapshot.transactions.get(self.app, 0) >= self.state.batch:\n"
         "                continue\n",
         "",
@@ -496,35 +496,35 @@ FAULTS = (
     ),
     Fault(
         "the driver never notices a failover",
-        "upriver.spark.source.stream_driver",
+        "upriver.batches.stream_driver",
         "            if len((at := previous.at(vb)).log) and at.vbuuid == log.newest.vbuuid\n",
         "            if len((at := previous.at(vb)).log)\n",
         "table",
     ),
     Fault(
         "the driver believes histories of another moment",
-        "upriver.spark.source.stream_driver",
+        "upriver.batches.stream_driver",
         "                if sight is not None and sight.vbuuid == log.newest.vbuuid:\n",
         "                if sight is not None:\n",
         "table",
     ),
     Fault(
         "the driver overlooks what was purged",
-        "upriver.spark.source.stream_driver",
+        "upriver.batches.stream_driver",
         "            elif start < purged:\n",
         "            elif False:\n",
         "table",
     ),
     Fault(
         "a task reads beyond its step",
-        "upriver.spark.source.task_reader",
+        "upriver.batches.task_reader",
         "    return batch if within.all() else batch.filter(pa.array(within))\n",
         "    return batch\n",
         "table",
     ),
     Fault(
         "a plan keeps a boundary too long",
-        "upriver.spark.source.offset_planning",
+        "upriver.batches.offset_planning",
         "boundary for boundary in at.boundaries if boundary.bound <= shared)",
         "boundary for boundary in at.boundaries if boundary.seqno <= shared)",
         "table",
@@ -564,7 +564,8 @@ def seek(number: int) -> None:
     """Runs worlds with one fault until it is found; prints how many it took and what told of it."""
     fault = FAULTS[number]
     sys.meta_path[:0] = planted(fault)
-    from upriver.testing.world import SCOPES, Plan, run
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+    from worlds import SCOPES, Plan, run
 
     for seed in range(MOST_SEEDS[fault.scope]):
         violation = run(Plan.of(seed, SCOPES[fault.scope])).violation

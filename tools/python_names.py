@@ -36,7 +36,6 @@ MODULES: Final = (
     "upriver.spark",
     "upriver.dlt",
     "upriver.testing",
-    "upriver.testing.world",
     "upriver.telemetry",
 )
 #: Those for packets, values and errors, on a page of their own.
@@ -53,8 +52,8 @@ WIRE_MODULES: Final = (
 )
 #: Classes that are returned and not imported.
 RETURNED: Final = {
-    "upriver.spark.tables.pipeline": ("Pipeline",),
-    "upriver.spark.tables.verify": ("Comparison", "Difference", "Verdict"),
+    "upriver.tables.pipeline": ("Pipeline",),
+    "upriver.spark.verify_table": ("Comparison", "Difference", "Verdict"),
 }
 #: Characters of a constant that are shown.
 _MOST_CONSTANT: Final = 2000

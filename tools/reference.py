@@ -23,12 +23,12 @@ import protocol_pages
 import python_names
 
 from upriver import errors
+from upriver.batches import row_schema
 from upriver.cli.common_options import COMMON_OPTIONS
 from upriver.cli.main import cli
 from upriver.session import stream_states
 from upriver.settings.all_settings import CHANGELOG, MIRROR, PIPELINE, READ, TABLE_READ, WRITE
 from upriver.settings.setting import Setting, Use, ValueKind
-from upriver.spark.source import row_schema
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _PART = re.compile(

@@ -31,8 +31,8 @@ from upriver.dashboard.collector import Collector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
 from upriver.model import VBucketState
-from upriver.spark.tables.progress_log import LocalProgress, ProgressBook
 from upriver.store import SetDocument, document_key
+from upriver.tables.progress_log import LocalProgress, ProgressBook
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire.dialects import Dcp

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
+from pathlib import Path
 
 from failing_worlds import failing, remember
 
-from upriver.testing.world import SCOPES, Outcome, Plan, failure_report, run
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from worlds import SCOPES, Outcome, Plan, failure_report, run
 
 #: Worlds of one run without --seeds.
 DEFAULT_COUNT = 500

@@ -28,7 +28,7 @@ _NANO: Final = 1_000_000_000
 
 
 class _Batch(Protocol):
-    """What a pipeline reports of a batch (`upriver.spark.tables.progress_log.BatchRecord`)."""
+    """What a pipeline reports of a batch (`upriver.tables.progress_log.BatchRecord`)."""
 
     @property
     def time(self) -> float: ...

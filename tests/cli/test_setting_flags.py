@@ -36,7 +36,7 @@ from upriver.consumer.writing.writer import WriterSettings
 from upriver.errors import ConfigError
 from upriver.settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, READ, WRITE, named
 from upriver.settings.setting import Setting
-from upriver.spark.tables.pipeline_settings import AskedColumns, PipelineSettings
+from upriver.tables.pipeline_settings import AskedColumns, PipelineSettings
 
 pytestmark = pytest.mark.story
 

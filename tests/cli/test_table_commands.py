@@ -18,10 +18,10 @@ from deltalake import DeltaTable, write_deltalake
 from running import ended, running
 
 from upriver import spark
+from upriver.batches.offset_ranges import SMALL_BATCH
 from upriver.cli.commands.mirror import mirror
 from upriver.cli.commands.report import report
 from upriver.errors import ConfigError
-from upriver.spark.source.offset_ranges import SMALL_BATCH
 from upriver.testing import TemporaryProducer
 
 #: Spark on a small machine.

@@ -169,7 +169,7 @@ import upriver.spark
 calls = [upriver.spark.session, lambda: upriver.spark.register(None)]
 tables = ("mirror", "changelog", "verify")
 calls += [lambda name=name: getattr(upriver.spark, name) for name in tables]
-modules = ("query_metrics", "tables.pipelines", "tables.verify")
+modules = ("query_metrics", "pipelines", "verify_table")
 calls += [lambda name=name: importlib.import_module(f"upriver.spark.{name}") for name in modules]
 for call in calls:
     try:

@@ -14,9 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
+from upriver.spark.pipelines import mirror
 from upriver.spark.session import session
-from upriver.spark.tables.pipelines import mirror
-from upriver.spark.tables.verify import verify
+from upriver.spark.verify_table import verify
 
 
 def main() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from localcluster import LocalCluster, MapClient
 
+from upriver.batches.offset_ranges import ReadStep
+from upriver.batches.options import ReadOptions
+from upriver.batches.task_reader import read_steps
 from upriver.consumer.topology.seqno_survey import Survey
 from upriver.consumer.transport.access import Access
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import UpriverError
 from upriver.model import Snapshot, StreamOffset
-from upriver.spark.options import ReadOptions
-from upriver.spark.source.offset_ranges import ReadStep
-from upriver.spark.source.task_reader import read_steps
 
 #: A vbuuid that is nobody's.
 NOBODYS = 12345

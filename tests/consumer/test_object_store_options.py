@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from upriver.consumer.groups.object_store import ObjectGroupStore
-from upriver.consumer.transport.object_stores import is_object_store, open_store, store_options
 from upriver.errors import ConfigError
+from upriver.files.object_stores import is_object_store, open_store, store_options
 
 S3 = "s3://bucket/groups"
 

@@ -24,8 +24,8 @@ from upriver.dashboard.progress_file import ProgressFile
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
-from upriver.spark.tables.progress_log import LocalProgress, ProgressBook
 from upriver.store import DeleteDocument, SetDocument, document_key
+from upriver.tables.progress_log import LocalProgress, ProgressBook
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 

@@ -16,7 +16,7 @@ from upriver.dashboard.collector import Collector
 from upriver.dashboard.event_detection import EventDetector
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.progress_file import ProgressFile
-from upriver.spark.tables.progress_log import LocalProgress, ProgressBook
+from upriver.tables.progress_log import LocalProgress, ProgressBook
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from upriver.spark import mirror, session, verify
-from upriver.spark.tables.pipeline import Pipeline
+from upriver.tables.pipeline import Pipeline
 
 #: A short run never wins back what the second compiler and parallel collectors cost.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from storekit import split
 
+from upriver.batches.options import RowFormat
 from upriver.model import Op
 from upriver.spark.functions.fold import fold
-from upriver.spark.options import RowFormat
-from upriver.spark.source.row_schema import spark_schema
+from upriver.spark.source.row_types import spark_schema
 from upriver.store import Bucket, SetDocument, document_key
 from upriver.testing import ChaosProxy, TemporaryProducer
 from upriver.wire import canonical

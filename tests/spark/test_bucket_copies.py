@@ -14,14 +14,14 @@ from pyspark.sql import SparkSession
 from sparkkit import PATIENCE, ended, names, stored
 from waiting import until
 
+from upriver.batches.restate import Restated
+from upriver.batches.spilled_keys import LiveKeys, remainder
 from upriver.consumer.transport.connection_string import Source
 from upriver.consumer.writing.documents import Documents
 from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import Op
 from upriver.spark.bucket_copy import copy
 from upriver.spark.sink.row_edits import FENCE_PREFIX
-from upriver.spark.source.restate import Restated
-from upriver.spark.source.spilled_keys import LiveKeys, remainder
 from upriver.testing import TemporaryProducer
 
 #: A document's place, and all that a copy has of it.

@@ -25,6 +25,8 @@ from pyspark.sql.functions import udf
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from upriver.errors import ConfigError
+from upriver.files.storage import StorageFailed
+from upriver.spark.executors import SparkExecutors
 from upriver.spark.runtime.internals import (
     CONNECT,
     PUSHDOWN_WORKER,
@@ -39,8 +41,6 @@ from upriver.spark.runtime.internals import (
 )
 from upriver.spark.runtime.spark_versions import has_filter_classes, installed
 from upriver.spark.session import register
-from upriver.spark.tables.executors import SparkExecutors
-from upriver.spark.tables.format.storage import StorageFailed
 
 #: The logger of Java's class that registers formats.
 DATA_SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"

@@ -13,15 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from simulation import Row, Simulation, TaskFailed, World, WrongTable
 from sparkkit import PATIENCE, stored
 
+from upriver.batches.admission import Limits
+from upriver.batches.offset_planning import ObservedVBucket, from_beginning, plan, with_rereads
+from upriver.batches.offset_ranges import ReadStep, partition, steps_between
+from upriver.batches.offsets import Offset
+from upriver.batches.restate import Restated
 from upriver.errors import ConfigError, UpriverError
 from upriver.model import Op
 from upriver.spark import retract
 from upriver.spark.functions.retract_stream import compensated
-from upriver.spark.source.admission import Limits
-from upriver.spark.source.offset_planning import ObservedVBucket, from_beginning, plan, with_rereads
-from upriver.spark.source.offset_ranges import ReadStep, partition, steps_between
-from upriver.spark.source.offsets import Offset
-from upriver.spark.source.restate import Restated
 from upriver.testing import TemporaryProducer
 
 HISTORIES = 600

@@ -20,12 +20,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from upriver.batches.options import WriteOptions
 from upriver.consumer.topology.cluster_map import vbucket_of
 from upriver.errors import ConfigError, StoreRefusal
 from upriver.model import VBucketState
 from upriver.producer.bootstrap.users import DEVELOPMENT_PASSWORD, Grant, Role, Users
 from upriver.producer.server_settings import ServerSettings
-from upriver.spark.options import WriteOptions
 from upriver.spark.sink import bucket_writer as sink
 from upriver.spark.sink.row_edits import FENCE_PREFIX, roles_of
 from upriver.store import document_key

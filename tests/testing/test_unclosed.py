@@ -19,7 +19,7 @@ from upriver.consumer.writing.documents import Documents
 from upriver.consumer.writing.write_operations import upsert
 from upriver.consumer.writing.writer import Writer
 from upriver.errors import ConfigError
-from upriver.spark.tables.pipeline import Pipeline
+from upriver.tables.pipeline import Pipeline
 from upriver.testing import ChaosProxy, TemporaryCluster, TemporaryProducer, temporary_cluster
 
 PATIENCE = 60.0

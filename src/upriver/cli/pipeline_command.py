@@ -34,8 +34,8 @@ from .spark_process import spark_when_needed, stop_requests
 from .wait_messages import waiting_for
 
 if TYPE_CHECKING:
-    from ..spark.tables.pipeline import Pipeline
-    from ..spark.tables.progress_log import PipelineStatus
+    from ..tables.pipeline import Pipeline
+    from ..tables.progress_log import PipelineStatus
 
 #: Seconds between two looks.
 _EVERY: Final = 0.5

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from .._extras import extra
+from ..batches.collection_events import Name
 from ..errors import ConfigError
-from ..spark.source.collection_events import Name
 from .rows import PLACES
 
 with extra("dlt"):

@@ -17,11 +17,10 @@ from typing import Any, Final, Self, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..batches.options import RowFormat
+from ..batches.row_schema import RESTATED, arrow_schema
 from ..errors import UpriverError
 from ..model import Op
-from ..spark.functions.fold import RESTATED
-from ..spark.options import RowFormat
-from ..spark.source.row_schema import arrow_schema
 
 #: What identifies a document in the table; and with it the place and the age of a row.
 DOCUMENT: Final = ("scope", "collection", "key")

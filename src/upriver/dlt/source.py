@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._extras import extra
+from ..batches.admission import Limits
+from ..batches.collection_events import CollectionEnd, CollectionLog, Name, ended_rows
+from ..batches.offset_planning import nowhere
+from ..batches.offset_ranges import ReadStep, steps_between
+from ..batches.offsets import Offset
+from ..batches.options import ReadOptions
+from ..batches.stream_driver import Driver
+from ..batches.task_reader import read_steps
 from ..errors import ConfigError
 from ..settings.option_types import SourceOptions
 from ..settings.setting import camel, text_of
-from ..spark.options import ReadOptions
-from ..spark.source.admission import Limits
-from ..spark.source.collection_events import CollectionEnd, CollectionLog, Name, ended_rows
-from ..spark.source.offset_planning import nowhere
-from ..spark.source.offset_ranges import ReadStep, steps_between
-from ..spark.source.offsets import Offset
-from ..spark.source.stream_driver import Driver
-from ..spark.source.task_reader import read_steps
 from .destination_rows import STRATEGY, DestinationRows
 from .rows import DOCUMENT, Leftovers, SeenRows, TableRows
 

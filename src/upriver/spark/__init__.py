@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .functions.retract_stream import retract
+    from .pipelines import changelog, history, mirror
     from .query_metrics import SourceListener
-    from .tables.delta_table_reader import read_table
-    from .tables.pipelines import changelog, history, mirror
-    from .tables.repair import repair
-    from .tables.verify import verify
+    from .repair_table import repair
+    from .table_reader import read_table
+    from .verify_table import verify
 
     #: The schema of the source's rows with default options.
     SCHEMA: StructType
@@ -49,13 +49,13 @@ _late = lazily(
     __name__,
     {
         "SourceListener": ".query_metrics",
-        "changelog": ".tables.pipelines",
-        "history": ".tables.pipelines",
-        "mirror": ".tables.pipelines",
-        "read_table": ".tables.delta_table_reader",
-        "repair": ".tables.repair",
+        "changelog": ".pipelines",
+        "history": ".pipelines",
+        "mirror": ".pipelines",
+        "read_table": ".table_reader",
+        "repair": ".repair_table",
         "retract": ".functions.retract_stream",
-        "verify": ".tables.verify",
+        "verify": ".verify_table",
     },
 )
 
@@ -63,8 +63,8 @@ _late = lazily(
 def __getattr__(name: str) -> Any:
     with extra("spark"):
         if name == "SCHEMA":
-            from .options import RowFormat
-            from .source.row_schema import spark_schema
+            from ..batches.options import RowFormat
+            from .source.row_types import spark_schema
 
             return spark_schema(RowFormat())
         return _late(name)

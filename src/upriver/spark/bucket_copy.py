@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..batches.options import ReadOptions, WriteOptions
 from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..errors import ConfigError
 from ..settings.all_settings import READ
 from ..settings.setting import Use
 from .collection_sync import CollectionSync
-from .options import ReadOptions, WriteOptions
 from .session import register
 
 if TYPE_CHECKING:

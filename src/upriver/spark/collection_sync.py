@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from .._files import replace_file
+from ..batches.options import ReadOptions, WriteOptions
 from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..consumer.transport.collection_manager import CollectionManager
 from ..consumer.writing.documents import Documents
 from ..errors import ConfigError, UpriverError
-from .options import ReadOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
 

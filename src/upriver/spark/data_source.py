@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from ..batches.options import ReadOptions, WriteOptions
 from ..errors import ConfigError
-from .options import ReadOptions, WriteOptions
-from .source.row_schema import spark_schema
+from .source.row_types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .._extras import extra
+from ..batches.offsets import Offset, SourceIdentity
 from ..errors import ConfigError
-from .source.offsets import Offset, SourceIdentity
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

@@ -90,7 +90,7 @@ def register(spark: SparkSession) -> None:
         from pyspark.errors import AnalysisException
 
         from .data_source import DcpDataSource
-        from .tables.delta_table_reader import TableSource
+        from .table_reader import TableSource
 
     use_this_interpreter(spark)
     if not is_remote(spark):

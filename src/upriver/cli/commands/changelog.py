@@ -9,7 +9,7 @@ from ..pipeline_command import pipeline_command
 from ..setting_options import changelog_settings
 
 if TYPE_CHECKING:
-    from ...spark.tables.pipeline import Pipeline
+    from ...tables.pipeline import Pipeline
 
 
 @pipeline_command(changelog_settings)
@@ -26,6 +26,6 @@ def changelog() -> Callable[..., Pipeline]:
       upriver changelog couchbase://localhost/default ./changes --once
       upriver changelog couchbase://localhost/default ./changes --trigger 10s
     """
-    from ...spark.tables.pipelines import changelog as start
+    from ...spark.pipelines import changelog as start
 
     return start

@@ -29,8 +29,8 @@ def compact(table: str, as_json: bool, **options: str | None) -> None:
       upriver compact ./documents --keep-versions 24h
     """
     with extra("spark"):
-        from ...spark.tables.upkeep import manual_maintenance
-    from ...spark.tables.places import TablePlace
+        from ...tables.upkeep import manual_maintenance
+    from ...tables.places import TablePlace
 
     (setting,) = named("keepVersions")
     seconds = setting.parse(options[setting.name] or setting.default or "")

@@ -75,7 +75,7 @@ def copy(
       upriver copy couchbase://a/shop couchbase://b/shop --checkpoint ./positions
     """
     from ...spark.bucket_copy import copy as start
-    from ...spark.tables.pipeline import as_ours
+    from ...spark.runtime.internals import as_ours
 
     given = {name: str(value) for name, value in settings_given(options).items()}
     began, status = time.monotonic(), 0

@@ -102,7 +102,7 @@ def dashboard(
     from ...dashboard.httpd import DashboardServer
     from ...dashboard.progress_file import ProgressFile
     from ...dashboard.remote import RemoteServer
-    from ...spark.tables.places import TablePlace
+    from ...tables.places import TablePlace
 
     servers = [
         RemoteServer(

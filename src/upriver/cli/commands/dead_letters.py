@@ -13,7 +13,7 @@ from ..setting_options import json_option
 from ..suggestions import SuggestingGroup
 
 if TYPE_CHECKING:
-    from ...spark.tables.dead_letters import Letter
+    from ...tables.dead_letters import Letter
 
 
 @click.group("dead-letters", cls=SuggestingGroup)
@@ -37,8 +37,8 @@ def dead_letters() -> None:
 def list_letters(table: str, most: int, as_json: bool) -> None:
     """List the dead letters of the mirror TABLE: where they are from, and why they do not fit."""
     with extra("spark"):
-        from ...spark.tables.dead_letters import letters
-    from ...spark.tables.places import TablePlace
+        from ...tables.dead_letters import letters
+    from ...tables.places import TablePlace
 
     found = letters(TablePlace.parse(table))
     shown = 0
@@ -58,8 +58,8 @@ def list_letters(table: str, most: int, as_json: bool) -> None:
 def show(table: str, key: str, as_json: bool) -> None:
     """Print the values that did not fit of the document KEY."""
     with extra("spark"):
-        from ...spark.tables.dead_letters import letters
-    from ...spark.tables.places import TablePlace
+        from ...tables.dead_letters import letters
+    from ...tables.places import TablePlace
 
     found = list(letters(TablePlace.parse(table), key.encode()))
     if not found:
@@ -83,8 +83,8 @@ def replay(table: str, as_json: bool) -> None:
     table may run meanwhile.
     """
     with extra("spark"):
-        from ...spark.tables.dead_letters import replay as tried_again
-    from ...spark.tables.places import TablePlace
+        from ...tables.dead_letters import replay as tried_again
+    from ...tables.places import TablePlace
 
     done = tried_again(TablePlace.parse(table))
     if as_json:

@@ -9,7 +9,7 @@ from ..pipeline_command import pipeline_command
 from ..setting_options import history_settings
 
 if TYPE_CHECKING:
-    from ...spark.tables.pipeline import Pipeline
+    from ...tables.pipeline import Pipeline
 
 
 @pipeline_command(history_settings)
@@ -27,6 +27,6 @@ def history() -> Callable[..., Pipeline]:
       upriver history couchbase://localhost/default ./versions --once
       upriver history couchbase://localhost/shop ./versions --schema 'name string, age int'
     """
-    from ...spark.tables.pipelines import history as start
+    from ...spark.pipelines import history as start
 
     return start

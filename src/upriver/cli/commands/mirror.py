@@ -9,7 +9,7 @@ from ..pipeline_command import pipeline_command
 from ..setting_options import mirror_settings
 
 if TYPE_CHECKING:
-    from ...spark.tables.pipeline import Pipeline
+    from ...tables.pipeline import Pipeline
 
 
 @pipeline_command(mirror_settings)
@@ -28,6 +28,6 @@ def mirror() -> Callable[..., Pipeline]:
       upriver mirror couchbase://localhost/default s3://lake/documents
       upriver mirror couchbase://localhost/shop ./people --schema 'name string, age int'
     """
-    from ...spark.tables.pipelines import mirror as start
+    from ...spark.pipelines import mirror as start
 
     return start

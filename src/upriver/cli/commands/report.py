@@ -29,9 +29,9 @@ def report(table: str, output: Path) -> None:
       upriver report ./documents
       upriver report ./documents -o - | less
     """
-    from ...spark.tables.pipeline_report import page
-    from ...spark.tables.places import TablePlace
-    from ...spark.tables.progress_log import read_progress
+    from ...tables.pipeline_report import page
+    from ...tables.places import TablePlace
+    from ...tables.progress_log import read_progress
 
     place = TablePlace.parse(table)
     records = read_progress(place.storage)

@@ -21,7 +21,7 @@ from ..setting_options import (
 from ..spark_process import spark_when_needed
 
 if TYPE_CHECKING:
-    from ...spark.tables.verify import Comparison, Verdict
+    from ...spark.verify_table import Comparison, Verdict
 
 _STATUS: Final[dict[Verdict, int]] = {
     "equal": 0,

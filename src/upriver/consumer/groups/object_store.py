@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..._extras import extra
 from ...errors import ConfigError, ConnectionFailed
-from ..transport.object_stores import (
+from ...files.object_stores import (
     SCHEMES,
     is_object_store,
     open_store,

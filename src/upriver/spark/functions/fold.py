@@ -11,16 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..._extras import extra
+from ...batches.row_schema import RESTATE, RESTATED, ROLLBACK
 from ...model import Op
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-#: The ``op`` of a row that rolls its vbucket back to its seqno.
-ROLLBACK: Final = "rollback"
-#: The ``op`` of a document that is restated, and of the list of all of them.
-RESTATE: Final = "restate"
-RESTATED: Final = "restated"
 
 #: The columns that identify a document. The vbucket follows from the key, but branches can be
 #: compared only within a vbucket.

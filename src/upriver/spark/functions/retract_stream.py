@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from ...batches.row_schema import RESTATE, RESTATED, ROLLBACK
 from ...errors import ConfigError, UpriverError
 from ...model import Op
 from ..runtime.internals import transform_with_state
-from .fold import RESTATE, RESTATED, ROLLBACK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +62,7 @@ class HeldDocuments(Protocol):
 
 def compensated(rows: Iterable[_Row], held: HeldDocuments) -> Iterator[tuple[int, _Row]]:
     """The rows of one vbucket in one batch, in any order, as rows with signs."""
-    from ..source.restate import Restated
+    from ...batches.restate import Restated
 
     newest: dict[_Name, _Row] = {}
     restated: dict[tuple[str | None, str | None], list[Restated]] = {}

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ...batches.row_schema import RESTATE, RESTATED, ROLLBACK
 from ...errors import ConfigError, UpriverError
 from ...model import Op
-from .fold import RESTATE, RESTATED, ROLLBACK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -85,7 +85,7 @@ def _of_present_collections(rows: DataFrame, marked: Sequence[Row]) -> DataFrame
     """Rows of documents, without those of collections that began anew in the same batch."""
     from pyspark.sql import functions as f
 
-    from ..source.restate import Restated
+    from ...batches.restate import Restated
 
     documents = rows.where(~f.col("op").isin(ROLLBACK, RESTATED))
     restated = [(row, Restated.of_json(row["value"])) for row in marked if row["op"] == RESTATED]
@@ -108,7 +108,7 @@ def _of_present_collections(rows: DataFrame, marked: Sequence[Row]) -> DataFrame
 
 def _gone(marked: Sequence[Row], held: Held | None) -> list[tuple[int, str, str, bytes]]:
     """The documents that the database has and the bucket has not, of the restated vbuckets."""
-    from ..source.restate import Restated
+    from ...batches.restate import Restated
 
     read = [(row["scope"], row["collection"], Restated.of_json(row["value"])) for row in marked]
     if held is None:  # a collection that is new has no documents from before, as a rule

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._extras import extra
-from ...errors import ConfigError
+from ...errors import ConfigError, UpriverError
 from .spark_versions import FIRST, LAST, has_filter_classes, installed, version_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
 #: What the errors of a task look like in the text of Spark's own: the last line of a traceback.
-_TASK_ERROR: Final = re.compile(r"upriver\.(?:[\w.]*errors|spark[\w.]*)\.(\w+): (.+)")
+_TASK_ERROR: Final = re.compile(r"upriver\.[\w.]+\.([A-Z]\w+): (.+)")
 
 
 def micro_batch() -> tuple[str, int]:
@@ -92,6 +92,16 @@ def task_errors(problem: Exception) -> list[tuple[str, str]]:
     Spark passes on only the text of what a task raised.
     """
     return _TASK_ERROR.findall(str(problem))
+
+
+def as_ours(problem: Exception) -> UpriverError:
+    """The error as one of ours: itself, or what Spark's text says of one, or its own text."""
+    if isinstance(problem, UpriverError):
+        return problem
+    found = task_errors(problem)
+    ours = UpriverError(found[-1][1] if found else f"{type(problem).__name__}: {problem}")
+    ours.__cause__ = problem
+    return ours
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:

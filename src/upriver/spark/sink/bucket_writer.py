@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from ...batches.options import WriteOptions
 from ...consumer.writing.document_checks import WRITING, refused
 from ...consumer.writing.write_operations import (
     Edit,
@@ -42,7 +43,6 @@ from ...consumer.writing.write_operations import (
 )
 from ...consumer.writing.writer import Writer, WriterSettings
 from ...errors import ConfigError, Status
-from ..options import WriteOptions
 from ..runtime.internals import micro_batch
 from .arrow_stream_writer import ArrowStreamWriter
 from .create_collections import created_collection

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from ...batches.options import WriteOptions
 from ...consumer.transport.collection_manager import CollectionManager
 from ...consumer.writing.writer import Writer
 from ...errors import ConfigError
-from ..options import WriteOptions
 
 #: Seconds for the nodes to hear of a new collection, and between two looks.
 _PATIENCE: Final = 30.0

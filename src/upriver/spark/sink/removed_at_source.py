@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from ...batches.options import WriteOptions
+from ...batches.restate import Restated
 from ...consumer.client import Consumer
 from ...consumer.consumer_settings import ConsumerSettings
 from ...consumer.topology.cluster_map import vbucket_of
@@ -17,8 +19,6 @@ from ...consumer.writing.version_copies import restored_removal
 from ...consumer.writing.write_operations import removal
 from ...consumer.writing.writer import Writer
 from ...model import Op
-from ..options import WriteOptions
-from ..source.restate import Restated
 from .row_edits import FENCE_PREFIX
 
 

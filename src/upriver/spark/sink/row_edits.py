@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from ...batches.options import WriteOptions
+from ...batches.restate import Restated
+from ...batches.row_schema import RESTATE, RESTATED, ROLLBACK
 from ...consumer.writing.document_checks import shown_key
 from ...consumer.writing.version_copies import copied, copied_removal
 from ...consumer.writing.write_operations import (
@@ -38,9 +41,6 @@ from ...errors import ConfigError, UpriverError
 from ...model import Datatype, Op
 from ...settings.all_settings import COLUMN_ROLES
 from ...wire.values import inflate
-from ..functions.fold import RESTATE, RESTATED, ROLLBACK
-from ..options import WriteOptions
-from ..source.restate import Restated
 from .json_values import json_texts
 
 if TYPE_CHECKING:

@@ -18,22 +18,23 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from ...batches.admission import Limits
+from ...batches.offset_planning import from_positions
+from ...batches.offset_ranges import ReadStep, steps_between
+from ...batches.offsets import Offset
+from ...batches.options import ReadOptions
+from ...batches.row_conditions import RowConditions
+from ...batches.stream_driver import Driver
+from ...batches.task_reader import read_whole_snapshots
 from ...consumer.checkpoints.checkpoint import Checkpoint
 from ...consumer.transport.connection_string import Address
 from ...errors import ConfigError, UpriverError
 from ...model import FailoverLog, StreamOffset
 from ...session.stream_position import Position
-from ..options import ReadOptions
 from ..runtime.internals import may_push_filters
-from .admission import Limits
 from .filter_classes import Filter
-from .offset_planning import from_positions
-from .offset_ranges import ReadStep, steps_between
-from .offsets import Offset
-from .pushdown_filters import PushedFilters
-from .stream_driver import Driver
+from .pushdown_filters import conditions_of, decides
 from .stream_reader import StepsPartition, groups_for
-from .task_reader import read_whole_snapshots
 
 #: Seconds between two attempts to plan a read of which a part cannot be planned yet.
 _PAUSE: Final = 0.2
@@ -54,7 +55,7 @@ class DcpBatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._wanted = PushedFilters()
+        self._wanted = RowConditions()
 
     def partitions(self) -> Sequence[StepsPartition]:
         driver = Driver(self._options)
@@ -181,8 +182,8 @@ class _FilteringReader(DcpBatchReader):
     """The same where Spark pushes filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._wanted = PushedFilters.of(filters)
-        return [one for one in filters if not self._wanted.decides(one)]
+        self._wanted = conditions_of(filters)
+        return [one for one in filters if not decides(one)]
 
 
 def batch_reader(options: ReadOptions) -> DcpBatchReader:

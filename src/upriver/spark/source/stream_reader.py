@@ -16,16 +16,16 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from ...batches.admission import Limits
+from ...batches.offset_planning import nowhere
+from ...batches.offset_ranges import ReadStep, partition, steps_between
+from ...batches.offsets import Offset
+from ...batches.options import ReadOptions
+from ...batches.read_ahead import ArrivedChanges
+from ...batches.stream_driver import Driver
+from ...batches.task_reader import read_steps
 from ...consumer.transport.connection_string import Address
-from ..options import ReadOptions
 from ..runtime.spark_versions import has_admission_control
-from .admission import Limits
-from .offset_planning import nowhere
-from .offset_ranges import ReadStep, partition, steps_between
-from .offsets import Offset
-from .read_ahead import ArrivedChanges
-from .stream_driver import Driver
-from .task_reader import read_steps
 
 #: Seconds that a plan waits for vbuckets that no node serves: a failover is often over by then, and
 #: all the others wait with it.

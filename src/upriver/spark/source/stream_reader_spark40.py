@@ -12,9 +12,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ..options import ReadOptions
-from .admission import Limits
-from .offsets import Offset
+from ...batches.admission import Limits
+from ...batches.offsets import Offset
+from ...batches.options import ReadOptions
 from .stream_reader import DcpStreamReader, StepsPartition
 
 _log = logging.getLogger("upriver.spark")

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..options import ReadOptions
-from .admission import Limits
-from .offsets import Offset
+from ...batches.admission import Limits
+from ...batches.offsets import Offset
+from ...batches.options import ReadOptions
 from .stream_reader import DcpStreamReader
 
 

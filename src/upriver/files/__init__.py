@@ -1,0 +1,1 @@
+"""Files in a directory or in an object store, through one interface."""

@@ -1,0 +1,412 @@
+"""JSON values as columns, in the tasks that read them: what Spark's ``from_json`` would make.
+
+A value that is no JSON object is null in all columns and keeps its bytes apart. A member that does
+not fit its type is null in its column and kept as JSON with the others that do not fit (rescued);
+in tables that do not rescue, it makes the whole value one that does not fit. As in Spark, a column
+of text takes any JSON as its text, a missing member is null, and members without a column are left
+out. Dates and timestamps are ISO 8601; one without a zone is UTC.
+
+Columns that follow documents leave nothing out: members that could be a column, and types that
+would have to be wider, are reported (`Parsed.seen`); members that cannot be a column are rescued,
+also those inside of structs. Of a member that is there several times, the column has the last one,
+and all of them are rescued.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import ConfigError
+from .json_types import Type, can_be_column, merged, type_of
+from .rescued_members import (
+    doubled_in,
+    has_doubled_members,
+    left_over,
+    members_of_pairs,
+    with_doubled,
+)
+
+_Convert = Callable[[Any], Any]
+_INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+NOT_JSON: Final = "it is no JSON"
+NOT_FITTING: Final = "it does not fit the schema"
+DOUBLED: Final = "it is there several times"
+
+
+class _Misfit(ValueError):
+    """A member that does not fit its type."""
+
+
+class _Number(float):
+    """A JSON number with a fraction or an exponent, and how it was written."""
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> _Number:
+        number = cls(text)
+        number.text = text
+        return number
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What became of some values."""
+
+    #: By name.
+    columns: dict[str, Any]
+    #: The bytes of values that are no JSON objects.
+    corrupt: Any
+    #: The members that did not fit, as a JSON object.
+    rescued: Any
+    #: Why a value does not fit, or null.
+    reasons: list[str | None]
+    #: By name the types of members that have no column, or need a wider one.
+    seen: dict[str, Type] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Row:
+    members: dict[str, Any] = field(default_factory=dict)
+    rescued: dict[str, Any] = field(default_factory=dict)
+    #: Of what is rescued.
+    text: str | None = None
+    reason: str | None = None
+    is_corrupt: bool = False
+
+
+class JsonColumns:
+    """The columns of one schema."""
+
+    def __init__(
+        self,
+        types: Mapping[str, Type],
+        *,
+        rescues: bool = True,
+        follows: bool = False,
+        full: bool = False,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        self._types = types
+        self._members = {name: _type(kind, name) for name, kind in types.items()}
+        #: By column the names that lead to its member.
+        self._paths = {name: path.split(".") for name, path in (sources or {}).items()}
+        self._lower = {name.lower(): name for name in types}
+        self._rescues = rescues
+        self._follows = follows
+        #: Whether there are as many columns as there may be.
+        self._full = full
+        #: Columns whose members can be more than their type has, which no conversion notices.
+        self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
+        self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
+
+    def parse(self, values: Any, taken: frozenset[str] = frozenset()) -> Parsed:
+        """The columns of values; the names ``taken`` (in lower case) cannot be columns."""
+        if (done := self._parse_plain(values)) is not None:
+            return done
+        found: dict[str, list[Any]] = {name: [] for name in self._members}
+        corrupt: list[bytes | None] = []
+        rescued: list[str | None] = []
+        reasons: list[str | None] = []
+        seen: dict[str, Type] = {}
+        for value in values.to_pylist():
+            row = self._row(value, taken, seen)
+            for name, column in found.items():
+                column.append(row.members.get(name))
+            corrupt.append(value if row.is_corrupt else None)
+            rescued.append(row.text)
+            reasons.append(row.reason)
+        columns = {name: pa.array(column, self._members[name][0]) for name, column in found.items()}
+        return Parsed(
+            columns, pa.array(corrupt, pa.binary()), pa.array(rescued, pa.string()), reasons, seen
+        )
+
+    def _parse_plain(self, values: Any) -> Parsed | None:
+        """The same for values whose members have their types as they are, which most have.
+
+        It converts a column at once instead of a value; None if a member needs converting.
+        """
+        if self._paths or not all(kind in _PLAIN for kind, _ in self._members.values()):
+            return None
+        rows: list[dict[str, Any]] = []
+        corrupt: list[bytes | None] = []
+        reasons: list[str | None] = []
+        for value in values.to_pylist():
+            found: Any = {}
+            reason = None
+            if value is not None:
+                try:
+                    found = _decode(value.decode())
+                except (ValueError, RecursionError):
+                    found, reason = {}, NOT_JSON
+                if type(found) is not dict:
+                    found, reason = {}, NOT_FITTING
+                elif (self._follows and not found.keys() <= self._members.keys()) or (
+                    self._rescues and has_doubled_members(value, found)
+                ):
+                    return None
+            rows.append(found)
+            corrupt.append(value if reason else None)
+            reasons.append(reason)
+        columns = {}
+        for name, (kind, _) in self._members.items():
+            members = [row.get(name) for row in rows]
+            if not _PLAIN[kind].issuperset(map(type, members)):
+                return None
+            try:
+                columns[name] = pa.array(members, kind)
+            except (pa.ArrowInvalid, OverflowError, UnicodeError):  # too large, or no text
+                return None
+        none = pa.nulls(len(rows), pa.string())
+        return Parsed(columns, pa.array(corrupt, pa.binary()), none, reasons)
+
+    def _row(self, value: bytes | None, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
+        if value is None:
+            return _Row()
+        try:
+            return self._members_of(value, taken, seen)
+        except RecursionError:  # it is nested too deeply
+            return _Row(reason=NOT_JSON, is_corrupt=True)
+
+    def _members_of(self, value: bytes, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
+        row = _Row()
+        try:
+            content = _decode_exactly(value.decode("utf-8"))
+        except ValueError:
+            return _Row(reason=NOT_JSON, is_corrupt=True)
+        if not isinstance(content, dict):
+            return _Row(reason=NOT_FITTING, is_corrupt=True)
+        doubled = {} if not self._rescues else self._doubled(content)
+        if self._paths:
+            content |= {name: _at(content, path) for name, path in self._paths.items()}
+        for name, (_, convert) in self._members.items():
+            if (member := content.get(name)) is None:
+                continue
+            try:
+                row.members[name] = convert(member)
+            except (_Misfit, OverflowError):
+                row.rescued[name] = member
+        if row.rescued and not self._rescues:
+            return _Row(reason=NOT_FITTING, is_corrupt=True)
+        if row.rescued:
+            row.reason = f"{', '.join(row.rescued)}: {NOT_FITTING}"
+        if self._rescues:
+            self._rescue_leftovers(content, doubled, row)
+        if self._follows:
+            self._follow(content, row, taken, seen)
+        if row.rescued:
+            row.text = json.dumps(with_doubled(row.rescued))
+        return row
+
+    def _doubled(self, content: dict[str, Any]) -> dict[str, list[Any]]:
+        """By column, or by member without a column, all values of what is there several times."""
+        found = {
+            name: values
+            for name, values in doubled_in(content).items()
+            if self._follows or (name in self._members and name not in self._paths)
+        }
+        for name, path in self._paths.items():
+            inside: Any = content
+            for one in path:
+                if one in (doubled := doubled_in(inside)):
+                    found[name] = doubled[one]
+                inside = inside.get(one) if isinstance(inside, dict) else None
+        return found
+
+    def _rescue_leftovers(
+        self, content: dict[str, Any], doubled: Mapping[str, list[Any]], row: _Row
+    ) -> None:
+        """Rescues what columns do not hold of members that fit."""
+        for name in row.members:
+            rest = left_over(content[name], self._types[name], follows=self._follows)
+            if rest is not None:
+                row.rescued[name] = rest
+        if doubled:
+            row.rescued |= doubled
+            row.reason = row.reason or f"{', '.join(doubled)}: {DOUBLED}"
+
+    def _follow(
+        self, content: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
+    ) -> None:
+        for name, member in content.items():
+            if member is None or name in self._members:
+                continue
+            lower = name.lower()
+            is_free = lower not in taken and lower not in self._lower
+            if self._full or not is_free or not can_be_column(name):
+                row.rescued.setdefault(name, member)
+            else:
+                _see(seen, name, member)
+        for name in (*row.rescued, *self._open):
+            if name in self._types and content.get(name) is not None:
+                kind = type_of(content[name])
+                if merged(self._types[name], kind, to_text=True) != self._types[name]:
+                    _see(seen, name, content[name])
+
+
+def _at(value: Any, path: list[str]) -> Any:
+    """The member that a path leads to; None if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _see(seen: dict[str, Type], name: str, value: Any) -> None:
+    kind = type_of(value)
+    seen[name] = merged(seen[name], kind, to_text=True) if name in seen else kind
+
+
+def _no(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_decode: Final = json.JSONDecoder(parse_constant=_no).decode
+_decode_exactly: Final = json.JSONDecoder(
+    parse_float=_Number.parse, parse_constant=_no, object_pairs_hook=members_of_pairs
+).decode
+_NULL: Final = type(None)
+#: What members are in Python that become a column of a type as they are.
+_PLAIN: Final[dict[pa.DataType, frozenset[type]]] = {
+    pa.string(): frozenset({str, _NULL}),
+    pa.bool_(): frozenset({bool, _NULL}),
+    pa.float64(): frozenset({float, int, _NULL}),
+    **{kind: frozenset({int, _NULL}) for kind in _ARROW_INTEGERS.values()},
+}
+
+
+def _type(declared: Any, name: str) -> tuple[pa.DataType, _Convert]:
+    if isinstance(declared, Mapping):
+        return _nested(declared, name)
+    if declared in _INTEGERS:
+        bits = _INTEGERS[declared]
+        return _ARROW_INTEGERS[bits], _integer(bits)
+    if declared.startswith("decimal"):
+        precision, scale = map(int, declared[8:-1].split(",")) if "(" in declared else (10, 0)
+        return pa.decimal128(precision, scale), _decimal(precision, scale)
+    plain: dict[str, tuple[pa.DataType, _Convert]] = {
+        "string": (pa.string(), _text),
+        "boolean": (pa.bool_(), _boolean),
+        "double": (pa.float64(), _double),
+        "float": (pa.float32(), _float),
+        "date": (pa.date32(), _date),
+        "timestamp": (pa.timestamp("us", tz="UTC"), _timestamp),
+    }
+    if declared not in plain:
+        raise ConfigError(
+            f"valueSchema: the member {name} has the type {declared}, which JSON has not"
+        )
+    return plain[declared]
+
+
+def _nested(declared: Mapping[str, Any], name: str) -> tuple[pa.DataType, _Convert]:
+    if declared["type"] == "array":
+        kind, convert = _type(declared["elementType"], name)
+        return pa.list_(kind), lambda value: [
+            None if one is None else convert(one) for one in _of(list, value)
+        ]
+    if declared["type"] == "struct":
+        members = {one["name"]: _type(one["type"], one["name"]) for one in declared["fields"]}
+        fields = [(one, kind) for one, (kind, _) in members.items()]
+        return pa.struct(fields), lambda value: {
+            one: None if _of(dict, value).get(one) is None else convert(value[one])
+            for one, (_, convert) in members.items()
+        }
+    if declared["type"] == "map" and declared["keyType"] == "string":
+        kind, convert = _type(declared["valueType"], name)
+        return pa.map_(pa.string(), kind), lambda value: [
+            (_text(key), None if one is None else convert(one))
+            for key, one in _of(dict, value).items()
+        ]
+    raise ConfigError(
+        f"valueSchema: the member {name} has a type that JSON has not: {dict(declared)}"
+    )
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise _Misfit
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no text has
+        raise _Misfit from None
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if value is True or value is False:
+        return bool(value)
+    raise _Misfit
+
+
+def _integer(bits: int) -> _Convert:
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def convert(value: Any) -> int:
+        if type(value) is int and least <= value <= most:
+            return value
+        raise _Misfit
+
+    return convert
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, float) or type(value) is int:
+        return float(value)
+    if value in ("NaN", "Infinity", "-Infinity", "+INF", "INF", "-INF"):
+        return float(value.replace("INF", "Infinity"))
+    raise _Misfit
+
+
+def _float(value: Any) -> float:
+    number = _double(value)
+    if math.isfinite(number):
+        number = struct.unpack("f", struct.pack("f", number))[0]
+    return number
+
+
+def _decimal(precision: int, scale: int) -> _Convert:
+    def convert(value: Any) -> Decimal | None:
+        if not isinstance(value, float) and type(value) not in (int, str):
+            raise _Misfit
+        try:
+            number = Decimal(value.text if isinstance(value, _Number) else str(value))
+            number = number.quantize(Decimal(1).scaleb(-scale))
+        except InvalidOperation:
+            raise _Misfit from None
+        if len(number.as_tuple().digits) > precision:
+            raise _Misfit
+        return number
+
+    return convert
+
+
+def _date(value: Any) -> date:
+    try:
+        return date.fromisoformat(_of(str, value))
+    except ValueError:
+        raise _Misfit from None
+
+
+def _timestamp(value: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(_of(str, value))
+    except ValueError:
+        raise _Misfit from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

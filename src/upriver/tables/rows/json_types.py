@@ -1,0 +1,142 @@
+"""Types of JSON values as Spark's JSON of a schema writes them: found in values, and widened.
+
+Whole numbers are ``long``, those with a fraction ``double``. What has no type yet, such as the
+elements of an empty array, is ``void`` until something else is seen, and text in the end: a column
+of text takes any JSON. A long widens to a double, a struct by members, an array by its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...errors import ConfigError
+
+#: A name, or a mapping for arrays, structs and maps.
+Type = Any
+
+VOID: Final = "void"
+_INTEGERS: Final = ("byte", "short", "integer", "long")
+_NUMBERS: Final = (*_INTEGERS, "float", "double")
+_LEAST, _MOST = -(2**63), 2**63 - 1
+#: Characters that Delta does not take in the names of columns.
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
+_LONGEST_NAME: Final = 255
+#: Levels of arrays and structs; what lies deeper is text.
+_DEEPEST: Final = 10
+
+
+def type_of(value: Any, depth: int = 0) -> Type:
+    """The type of a value of ``json.loads``."""
+    if value is None:
+        return VOID
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "long" if _LEAST <= value <= _MOST else "double"
+    if isinstance(value, float):
+        return "double"
+    if isinstance(value, str) or depth >= _DEEPEST:
+        return "string"
+    if isinstance(value, list):
+        element: Type = VOID
+        for one in value:
+            element = merged(element, type_of(one, depth + 1), to_text=True)
+        return _array(element)
+    if not value or not all(can_be_column(name) for name in value):
+        return "string"
+    fields = {name: type_of(one, depth + 1) for name, one in value.items()}
+    return _struct(fields) if len({name.lower() for name in fields}) == len(fields) else "string"
+
+
+def merged(held: Type, seen: Type, *, to_text: bool) -> Type:
+    """A type for both; where there is none, text if that is allowed, and else the one held."""
+    if seen in (VOID, held) or held == "string":
+        return held
+    if held == VOID:
+        return seen
+    if isinstance(held, Mapping) and isinstance(seen, Mapping) and held["type"] == seen["type"]:
+        if held["type"] == "array":
+            return _array(merged(held["elementType"], seen["elementType"], to_text=to_text))
+        if held["type"] == "struct":
+            return _merged_structs(held, seen, to_text=to_text)
+    if isinstance(held, str) and isinstance(seen, str) and {held, seen} <= {*_NUMBERS}:
+        return _NUMBERS[max(_NUMBERS.index(held), _NUMBERS.index(seen))]
+    return "string" if to_text else held
+
+
+def _merged_structs(held: Type, seen: Type, *, to_text: bool) -> Type:
+    fields = {one["name"]: one["type"] for one in held["fields"]}
+    known = {name.lower(): name for name in fields}
+    for one in seen["fields"]:
+        name = one["name"]
+        if known.get(name.lower(), name) == name:
+            fields[name] = merged(fields.get(name, VOID), one["type"], to_text=to_text)
+    return _struct(fields)
+
+
+def settled(kind: Type) -> Type:
+    """The type with text for everything whose type was never seen."""
+    if kind == VOID:
+        return "string"
+    if isinstance(kind, Mapping) and kind["type"] == "array":
+        return _array(settled(kind["elementType"]))
+    if isinstance(kind, Mapping) and kind["type"] == "struct":
+        return _struct({one["name"]: settled(one["type"]) for one in kind["fields"]})
+    return kind
+
+
+def count(kind: Type) -> int:
+    """How many columns a type is, with those of its members."""
+    if isinstance(kind, Mapping) and kind["type"] == "array":
+        return count(kind["elementType"])
+    if isinstance(kind, Mapping) and kind["type"] == "struct":
+        return 1 + sum(count(one["type"]) for one in kind["fields"])
+    return 1
+
+
+def can_be_column(name: str) -> bool:
+    """Whether Delta takes a column of that name."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= _LONGEST_NAME and _FORBIDDEN.isdisjoint(name) and "\0" not in name
+
+
+def require_column_names(kind: Type) -> None:
+    """ConfigError if columns, or members of one struct, have names that Delta does not take."""
+    if not isinstance(kind, Mapping):
+        return
+    for inside in ("elementType", "keyType", "valueType"):
+        require_column_names(kind.get(inside))
+    known: dict[str, str] = {}
+    for one in kind.get("fields", ()):
+        name = one["name"]
+        if not can_be_column(name):
+            raise ConfigError(
+                f"valueSchema: Delta takes no column of the name {name[:100]!r}: names have up to "
+                f"{_LONGEST_NAME} bytes, and none of the characters ' ,;{{}}()=', tab and newline; "
+                "name it otherwise and take it from its member with rename"
+            )
+        if other := known.get(name.lower()):
+            raise ConfigError(
+                f"valueSchema: {other} and {name} differ only by case, which columns must not; "
+                "name one of them otherwise and take it from its member with rename"
+            )
+        known[name.lower()] = name
+        require_column_names(one["type"])
+
+
+def _array(element: Type) -> Type:
+    return {"type": "array", "elementType": element, "containsNull": True}
+
+
+def _struct(fields: Mapping[str, Type]) -> Type:
+    return {
+        "type": "struct",
+        "fields": [
+            {"name": name, "type": kind, "nullable": True, "metadata": {}}
+            for name, kind in fields.items()
+        ],
+    }

@@ -1,0 +1,58 @@
+"""The options of the format ``upriver-table``, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from ..errors import ConfigError
+from ..files.storage import Storage
+from ..settings.all_settings import TABLE_READ
+from ..settings.setting import Given
+from .format.delta_log import TableSnapshot, read_snapshot
+from .pipeline_settings import storage_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReadOptions:
+    """Which table is read, and what of it."""
+
+    path: str
+    version_as_of: int | None
+    #: Empty for all.
+    columns: tuple[str, ...]
+    read_change_feed: bool
+    starting_version: int | None
+    ending_version: int | None
+    push_filters: bool
+    #: As `deltalake` takes them.
+    storage_options: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def parse(cls, texts: Mapping[str, str]) -> Self:
+        """Parses the options that Spark passes; ConfigError names what is wrong."""
+        given = Given(TABLE_READ, texts)
+        if not given["path"]:
+            raise ConfigError("path is missing: give the table in load(...)")
+        options = cls(
+            storage_options=storage_options(given["storageOptions"]),
+            **given.fields(
+                *("path", "versionAsOf", "columns", "readChangeFeed", "startingVersion"),
+                *("endingVersion", "pushFilters"),
+            ),
+        )
+        if options.read_change_feed and options.starting_version is None:
+            raise ConfigError("readChangeFeed: give startingVersion")
+        return options
+
+    @property
+    def storage(self) -> Storage:
+        return Storage.parse(self.path, self.storage_options)
+
+    def snapshot(self, version: int | None) -> TableSnapshot:
+        """A version of the table; None is the newest."""
+        found = read_snapshot(self.storage, version)
+        if found is None:
+            raise ConfigError(f"there is no Delta table at {self.storage.url}")
+        return found
