@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from packets import Packets
+from waiting import until
 
 from upriver.consumer import Change, Consumer
 from upriver.consumer.changes import changes_of
@@ -322,6 +323,13 @@ def everything(source: str, **options: Any) -> list[Change]:
     options.setdefault("end", "now")
     with Consumer(source, **options) as consumer:
         return list(consumer)
+
+
+def drain(consumer: Consumer) -> None:
+    """Takes all events that have come once every stream is open, the openings among them."""
+    until(lambda: consumer.status().is_whole)
+    while consumer.poll(timeout=0.1) is not None:
+        pass
 
 
 def places(changes: Iterable[Change]) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from consumerkit import everything, fill, high_seqnos, in_order, in_thread, places
+from consumerkit import drain, everything, fill, high_seqnos, in_order, in_thread, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import until
@@ -465,8 +465,7 @@ def test_what_is_filtered_out_does_not_prolong_a_poll(producer: TemporaryProduce
             producer.write(b"other", b"v", 0)  # the server tells of its seqno alone
 
     with Consumer(producer.source, collections=("orders",)) as consumer:
-        while consumer.poll(timeout=0.1) is not None:
-            pass
+        drain(consumer)
         writer = in_thread(write_others)
         until(lambda: consumer.status().received[0] > 3)
         assert consumer.poll(timeout=0.5) is None
@@ -478,8 +477,7 @@ def test_what_is_filtered_out_does_not_prolong_a_poll(producer: TemporaryProduce
 def test_a_poll_of_no_time_returns_what_has_come(producer: TemporaryProducer) -> None:
     orders = producer.bucket.create_collection(0, "orders").id
     with Consumer(producer.source, collections=("orders",)) as consumer:
-        while consumer.poll(timeout=0.1) is not None:
-            pass
+        drain(consumer)
         producer.write(b"other", b"v", 0)
         producer.write(b"order", b"v", 0, orders)
         end = high_seqnos(producer)[0]

@@ -237,9 +237,9 @@ def test_a_sign_of_life_is_given_before_there_is_a_stream() -> None:
     assert answered.is_set()
 
 
-def slowly(source: str) -> Consumer:
+def slowly(source: str, noop_interval: float) -> Consumer:
     """A consumer that does not ask for its streams a second time."""
-    return Consumer(source, noop_interval=0.1, retry_first=PATIENCE, retry_most=PATIENCE)
+    return Consumer(source, noop_interval=noop_interval, retry_first=PATIENCE, retry_most=PATIENCE)
 
 
 def test_a_connection_without_streams_is_kept_alive_by_the_reader() -> None:
@@ -256,7 +256,7 @@ def test_a_connection_without_streams_is_kept_alive_by_the_reader() -> None:
         return False
 
     with Scripted(script, vbuckets=1) as server:
-        with slowly(server.source) as consumer:
+        with slowly(server.source, noop_interval=2) as consumer:
             assert asked.wait(PATIENCE)
             assert "connections lost" not in consumer.status().counts
         assert server.connections == 1
@@ -275,7 +275,7 @@ def test_a_connection_without_streams_that_does_not_answer_is_left() -> None:
 
     with (
         Scripted(script, vbuckets=1) as server,
-        slowly(server.source) as consumer,
+        slowly(server.source, noop_interval=0.1) as consumer,
     ):
         greeted.get(timeout=PATIENCE)
         greeted.get(timeout=PATIENCE)  # to ask for the map, because a node was lost

@@ -22,7 +22,7 @@ DOCUMENTS = 50
 
 @pytest.fixture
 def producer() -> Iterator[TemporaryProducer]:
-    with TemporaryProducer(vbuckets=2, settings=ServerSettings(idle_timeout=0.3)) as producer:
+    with TemporaryProducer(vbuckets=2, settings=ServerSettings(idle_timeout=3)) as producer:
         producer.bucket.write_many(
             [SetDocument(0, b"\0key%02d" % n, b"v" * 100) for n in range(DOCUMENTS)]
         )
