@@ -8,13 +8,15 @@ import keeper
 from hypothesis import settings
 from spark_archive import SHORT_LIVED, java_options
 
+from examples import USUAL
+
 pytest_plugins = ("lanes", "spark_session", "timing")
 
 keeper.keep()
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` has others in
 # every run, and prints how to repeat a failure. A busy machine is no reason to fail.
-settings.register_profile("upriver", deadline=None, derandomize=True)
+settings.register_profile("upriver", deadline=None, derandomize=True, max_examples=USUAL)
 settings.register_profile("fuzz", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "upriver"))
 

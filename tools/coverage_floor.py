@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Per cent of lines and branches.
 FLOOR = 85
 PACKAGES = ("wire", "session", "store", "consumer", "batches", "tables")
-TESTS = ("-n", "auto", "-m", "unit or simulation", "--cov", "--cov-report=")
+TESTS = ("-n", "auto", "-m", "(unit or simulation) and not slow", "--cov", "--cov-report=")
 
 
 def main() -> int:
     python = [sys.executable, "-m"]
-    environment = dict(os.environ)
+    environment = {**os.environ, "UPRIVER_EXAMPLES": "few"}
     if sys.version_info >= (3, 12):  # it has a tracer that costs little
         environment["COVERAGE_CORE"] = "sysmon"
     tests = subprocess.run([*python, "pytest", "-q", *TESTS], cwd=ROOT, env=environment)
