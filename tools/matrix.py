@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from environment import CONSTRAINTS, ROOT, make
@@ -43,6 +45,8 @@ NOT_OURS = (
     *("-W", "default::ResourceWarning"),
     *("-W", "default::pytest.PytestUnraisableExceptionWarning"),
 )
+#: So many pairs run at the same time: they wait as often as they compute.
+AT_ONCE = 2
 #: Of the extra dev, what these tests import.
 PACKAGES = frozenset({"hypothesis", "pytest", "pytest-xdist", "scramp", "trustme"})
 
@@ -51,17 +55,24 @@ def main() -> None:
     pairs = [(spark, python) for spark in SPARKS for python in PYTHONS]
     if "--all" not in sys.argv:
         pairs = chosen(sys.argv[1:], pairs) if sys.argv[1:] else list(ONCE)
-    results = {}
-    for spark, python in pairs:
-        interpreter = find(python)
-        name = f"Spark {spark}, Python {python}"
-        if interpreter is None:
-            results[name] = f"left out: there is no Python {python} on this machine"
-        else:
-            results[name] = "passed" if passes(spark, python, interpreter) else "failed"
-    for name, result in results.items():
-        print(f"{name}: {result}")
-    sys.exit(1 if "failed" in results.values() else 0)
+    with ThreadPoolExecutor(AT_ONCE if len(pairs) > 1 else 1) as pool:
+        results = list(pool.map(result_of, *zip(*pairs, strict=True), repeat(len(pairs) > 1)))
+    for (spark, python), result in zip(pairs, results, strict=True):
+        print(f"Spark {spark}, Python {python}: {result}")
+    sys.exit(1 if "failed" in results else 0)
+
+
+def result_of(spark: str, python: str, apart: bool) -> str:
+    """What became of a pair; ``apart`` runs it in a process, whose output is shown at its end."""
+    interpreter = find(python)
+    if interpreter is None:
+        return f"left out: there is no Python {python} on this machine"
+    if not apart:
+        return "passed" if passes(spark, python, interpreter) else "failed"
+    command = [sys.executable, __file__, f"{spark}-python{python}"]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(ran.stdout, end="", flush=True)
+    return "failed" if ran.returncode else "passed"
 
 
 def chosen(words: list[str], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
