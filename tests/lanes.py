@@ -249,9 +249,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("pytest-xdist does not group the tests of this version of pytest")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, because tests wait too; more than eight find too few long groups."""
-    return min(8, 1 + (os.cpu_count() or 1))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than cores, because tests wait too, and those with processes longer than others.
+
+    More than eight find too few long groups.
+    """
+    return min(8, (2 if config.getoption("--slow") else 1) + (os.cpu_count() or 1))
 
 
 # ---- a lane is what it says ------------------------------------------------------------------
