@@ -79,7 +79,7 @@ def install(python: Path, *wanted: str) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install"]
     uv = python.with_name("uv")
     got_uv = uv.exists() or subprocess.run([*pip, "--quiet", "uv"]).returncode == 0
-    fast = [uv, "pip", "install", "--python", python, *NOT_COMPRESSED, *wanted]
+    fast: list[str | Path] = [uv, "pip", "install", "--python", python, *NOT_COMPRESSED, *wanted]
     # uv does not know pip's configuration: where only that leads to packages, pip has to do it.
     if got_uv and not subprocess.run(fast).returncode:
         return
