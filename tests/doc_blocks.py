@@ -48,6 +48,8 @@ _FENCE = re.compile(
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _DEFAULT_ADDRESS = re.compile(r"(couchbases?://(?:localhost|127\.0\.0\.1))(?::11210)?/")
 _DASHBOARD = re.compile(r"--dashboard\b(?!-)")
+#: What a command says where a server takes a while to start.
+_WAITING = re.compile(r"(?m)^waiting for .* to answer\n")
 _CLUSTER = re.compile(r"upriver cluster start --data (\S+)")
 
 
@@ -147,6 +149,7 @@ class Reader:
             shown = self._here("\n".join(lines[size:]))
             # a failure that is shown is shown with what it printed
             printed = self._shell(block, "\n".join(lines[:size]), may_fail=True)
+            printed = _WAITING.sub("", printed)
             assert _matches(shown, printed), (
                 f"line {block.line} shows\n{shown}\nbut got\n{_end_of(printed)}"
             )

@@ -34,7 +34,7 @@ VERSION = upriver.__version__
 #: What a build reads. The rest of a checkout is no part of a wheel.
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 #: Seconds after which a process is taken for stuck; never reached when all is well.
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 
 def run(*words: str | Path, where: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 _T = TypeVar("_T")
 
 #: Seconds that a test waits for something that should come; never reached when all is well.
-PATIENCE: Final = 300.0
+PATIENCE: Final = 600.0
 #: Seconds between two looks: the first pause and the longest.
 _FIRST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.05

@@ -21,7 +21,7 @@ from unittest import mock
 from upriver.cli.main import main
 
 #: Seconds after which a process is taken for stuck; never reached when all is well.
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 _Words = str | Path | int
 

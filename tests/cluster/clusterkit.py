@@ -30,7 +30,7 @@ from upriver.wire.dialects import Dcp, Dialect
 from upriver.wire.protocol_enums import Command, Feature, OpenFlag, StreamFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
-PATIENCE = 30.0
+PATIENCE = 90.0
 #: The vbucket of most tests.
 VB = 1
 

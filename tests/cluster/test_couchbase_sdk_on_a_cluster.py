@@ -18,7 +18,7 @@ from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.options import ClusterOptions
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=300)
 
 
 @pytest.fixture(scope="module")

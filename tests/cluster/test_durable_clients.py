@@ -35,7 +35,7 @@ LEVELS = [
     DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
     DurabilityLevel.PERSIST_TO_MAJORITY,
 ]
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=300)
 
 
 @pytest.fixture

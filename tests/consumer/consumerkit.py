@@ -32,7 +32,7 @@ from upriver.wire.framing import Framer
 from upriver.wire.protocol_enums import Feature
 
 #: How long a test waits for something that should come; never reached when all is well.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 DIALECTS: dict[str, Dialect] = {
     "dcp": Dcp(),

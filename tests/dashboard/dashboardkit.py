@@ -19,7 +19,7 @@ from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
 
 #: Seconds after which something is taken for stuck; never reached when all is well.
-PATIENCE = 60.0
+PATIENCE = 300.0
 #: Seconds between two looks: short, so that tests need not wait.
 INTERVAL = 0.05
 

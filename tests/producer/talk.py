@@ -18,7 +18,7 @@ from upriver.wire.dialects import Dcp, Dialect
 from upriver.wire.protocol_enums import Feature, OpenFlag
 
 #: How long a test waits for something that should come; never reached when all is well.
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 _HEADER = struct.Struct(

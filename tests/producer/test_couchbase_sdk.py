@@ -39,7 +39,7 @@ from couchbase.options import (
 )
 
 #: Never waited for: what is refused is refused at once.
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=300)
 HOUR = 3600
 
 

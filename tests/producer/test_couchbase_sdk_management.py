@@ -22,7 +22,7 @@ from couchbase.management.buckets import BucketSettings, CreateBucketSettings
 from couchbase.management.collections import UpdateCollectionSettings
 from couchbase.options import ClusterOptions, UpsertOptions
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=300)
 
 
 @pytest.fixture(scope="module")

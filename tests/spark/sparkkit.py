@@ -23,7 +23,7 @@ from upriver.wire import canonical
 from upriver.wire.canonical import CanonicalChange
 
 #: Seconds that a test waits for what should come; never reached when all is well.
-PATIENCE = 300
+PATIENCE = 600
 
 #: Where documents are: vbucket, scope, collection and key.
 Place: TypeAlias = tuple[int, str, str, bytes]

@@ -22,7 +22,7 @@ from upriver.tables.pipeline_start import place_of, start_pipeline
 from upriver.testing import TemporaryProducer
 
 #: Seconds after which a pipeline is taken for stuck; never reached when all is well.
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 Documents = dict[bytes, bytes]
 T = TypeVar("T")

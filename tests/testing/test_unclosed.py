@@ -22,7 +22,7 @@ from upriver.errors import ConfigError
 from upriver.tables.pipeline import Pipeline
 from upriver.testing import ChaosProxy, TemporaryCluster, TemporaryProducer, temporary_cluster
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")
