@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -26,7 +26,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import ConfigError
-from .json_types import Type, can_be_column, merged, type_of
+from .json_types import VOID, Type, can_be_column, merged, type_of
 from .rescued_members import (
     doubled_in,
     has_doubled_members,
@@ -40,8 +40,14 @@ _INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 NOT_JSON: Final = "it is no JSON"
+TOO_DEEP: Final = "it is nested too deeply"
+TOO_MANY_DIGITS: Final = "a number in it has too many digits"
 NOT_FITTING: Final = "it does not fit the schema"
 DOUBLED: Final = "it is there several times"
+#: Levels of a value. Far below what ends Python's parser, which depends on who calls it.
+_DEEPEST: Final = 200
+#: Characters of names of members in a reason.
+_MOST_NAMES: Final = 200
 
 
 class _Misfit(ValueError):
@@ -143,19 +149,9 @@ class JsonColumns:
         corrupt: list[bytes | None] = []
         reasons: list[str | None] = []
         for value in values.to_pylist():
-            found: Any = {}
-            reason = None
-            if value is not None:
-                try:
-                    found = _decode(value.decode())
-                except (ValueError, RecursionError):
-                    found, reason = {}, NOT_JSON
-                if type(found) is not dict:
-                    found, reason = {}, NOT_FITTING
-                elif (self._follows and not found.keys() <= self._members.keys()) or (
-                    self._rescues and has_doubled_members(value, found)
-                ):
-                    return None
+            found, reason = _object_in(value, _decode)
+            if value is not None and reason is None and self._needs_care(value, found):
+                return None
             rows.append(found)
             corrupt.append(value if reason else None)
             reasons.append(reason)
@@ -171,22 +167,32 @@ class JsonColumns:
         none = pa.nulls(len(rows), pa.string())
         return Parsed(columns, pa.array(corrupt, pa.binary()), none, reasons)
 
-    def _row(self, value: bytes | None, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
-        if value is None:
-            return _Row()
+    def _needs_care(self, value: bytes, members: dict[str, Any]) -> bool:
+        """Whether an object has more than columns take from it."""
         try:
-            return self._members_of(value, taken, seen)
-        except RecursionError:  # it is nested too deeply
-            return _Row(reason=NOT_JSON, is_corrupt=True)
+            return (self._follows and not members.keys() <= self._members.keys()) or (
+                self._rescues and has_doubled_members(value, members)
+            )
+        except RecursionError:
+            return True
 
-    def _members_of(self, value: bytes, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
-        row = _Row()
+    def _row(self, value: bytes | None, taken: frozenset[str], seen: dict[str, Type]) -> _Row:
+        members, reason = _object_in(value, _decode_exactly)
+        if reason is not None:
+            return _Row(reason=reason, is_corrupt=True)
+        new: dict[str, Type] = {}
         try:
-            content = _decode_exactly(value.decode("utf-8"))
-        except ValueError:
-            return _Row(reason=NOT_JSON, is_corrupt=True)
-        if not isinstance(content, dict):
-            return _Row(reason=NOT_FITTING, is_corrupt=True)
+            row = self._row_of(members, taken, new)
+        except RecursionError:
+            return _Row(reason=TOO_DEEP, is_corrupt=True)
+        for name, kind in new.items():
+            seen[name] = merged(seen.get(name, VOID), kind, to_text=True)
+        return row
+
+    def _row_of(
+        self, content: dict[str, Any], taken: frozenset[str], seen: dict[str, Type]
+    ) -> _Row:
+        row = _Row()
         doubled = {} if not self._rescues else self._doubled(content)
         if self._paths:
             content |= {name: _at(content, path) for name, path in self._paths.items()}
@@ -200,7 +206,7 @@ class JsonColumns:
         if row.rescued and not self._rescues:
             return _Row(reason=NOT_FITTING, is_corrupt=True)
         if row.rescued:
-            row.reason = f"{', '.join(row.rescued)}: {NOT_FITTING}"
+            row.reason = f"{_listed(row.rescued)}: {NOT_FITTING}"
         if self._rescues:
             self._rescue_leftovers(content, doubled, row)
         if self._follows:
@@ -234,7 +240,7 @@ class JsonColumns:
                 row.rescued[name] = rest
         if doubled:
             row.rescued |= doubled
-            row.reason = row.reason or f"{', '.join(doubled)}: {DOUBLED}"
+            row.reason = row.reason or f"{_listed(doubled)}: {DOUBLED}"
 
     def _follow(
         self, content: dict[str, Any], row: _Row, taken: frozenset[str], seen: dict[str, Type]
@@ -247,12 +253,12 @@ class JsonColumns:
             if self._full or not is_free or not can_be_column(name):
                 row.rescued.setdefault(name, member)
             else:
-                _see(seen, name, member)
+                seen[name] = type_of(member)
         for name in (*row.rescued, *self._open):
             if name in self._types and content.get(name) is not None:
                 kind = type_of(content[name])
                 if merged(self._types[name], kind, to_text=True) != self._types[name]:
-                    _see(seen, name, content[name])
+                    seen[name] = kind
 
 
 def _at(value: Any, path: list[str]) -> Any:
@@ -262,13 +268,41 @@ def _at(value: Any, path: list[str]) -> Any:
     return value
 
 
-def _see(seen: dict[str, Type], name: str, value: Any) -> None:
-    kind = type_of(value)
-    seen[name] = merged(seen[name], kind, to_text=True) if name in seen else kind
+def _listed(names: Iterable[str]) -> str:
+    """Names of members in the text of a reason; names can have any length and any characters."""
+    text = ", ".join(names).encode(errors="backslashreplace").decode()
+    return text if len(text) <= _MOST_NAMES else f"{text[:_MOST_NAMES]}..."
+
+
+def _object_in(
+    value: bytes | None, decode: Callable[[str], Any]
+) -> tuple[dict[str, Any], str | None]:
+    """The members of an object, or why a value is none; no bytes make it raise."""
+    if value is None:
+        return {}, None
+    try:
+        found = decode(value.decode())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return {}, NOT_JSON
+    except ValueError:
+        return {}, TOO_MANY_DIGITS  # of an integer: Python's limit
+    except RecursionError:
+        return {}, TOO_DEEP
+    if value.count(b"[") + value.count(b"{") > _DEEPEST and _is_deep(found):
+        return {}, TOO_DEEP
+    return (found, None) if isinstance(found, dict) else ({}, NOT_FITTING)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inside = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for some in inside for one in some if isinstance(one, (dict, list))]
+    return bool(level)
 
 
 def _no(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise json.JSONDecodeError(f"{text} is no JSON", text, 0)
 
 
 _decode: Final = json.JSONDecoder(parse_constant=_no).decode
@@ -390,7 +424,7 @@ def _decimal(precision: int, scale: int) -> _Convert:
             number = number.quantize(Decimal(1).scaleb(-scale))
         except InvalidOperation:
             raise _Misfit from None
-        if len(number.as_tuple().digits) > precision:
+        if not number.is_finite() or len(number.as_tuple().digits) > precision:
             raise _Misfit
         return number
 
@@ -409,4 +443,6 @@ def _timestamp(value: Any) -> datetime:
         moment = datetime.fromisoformat(_of(str, value))
     except ValueError:
         raise _Misfit from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC)  # OverflowError where UTC has no such moment
