@@ -363,8 +363,8 @@ FAULTS = (
     Fault(
         "a lease that another driver holds is taken",
         "upriver.tables.lease",
-        "        if left > 0 and now - since < DURATION and not _is_dead(holder):\n",
-        "        if False:\n",
+        "    while number and not (_is_given_back(holder) or _is_dead(holder)):\n",
+        "    while False:\n",
         "table",
     ),
     Fault(

@@ -470,33 +470,80 @@ def test_a_lease_that_has_ended_is_renewed_or_succeeded(
 
 
 def leased_elsewhere(until: float) -> dict[str, object]:
-    return {"host": "another", "boot": "", "pid": 1, "started": "1", "token": "", "until": until}
+    return {"host": "another", "space": "", "pid": 1, "started": "1", "token": "", "until": until}
 
 
-def test_a_lease_of_a_dead_host_whose_clock_was_ahead_is_succeeded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
+    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
+
+
+def lease_path(number: int) -> str:
+    return f"_upriver/lease/{number:020}.json"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(leased_elsewhere(time.time() + 3600)).encode(),
+        json.dumps(leased_elsewhere(time.time() - 3600)).encode(),
+        b"[1,2]",
+        b'{"pid": "1", "until": "x"}',
+        b'{"pid": [], "space": 7}',
+        b"{",
+        b"[" * 100_000,
+    ],
+)
+@pytest.mark.usefixtures("short_leases")
+def test_a_lease_that_is_not_renewed_is_succeeded_whatever_it_says(
+    tmp_path: Path, content: bytes
 ) -> None:
     storage = Storage.parse(tmp_path)
-    content = json.dumps(leased_elsewhere(time.time() + 3600)).encode()
-    storage.put(f"_upriver/lease/{7:020}.json", content)
-    monkeypatch.setattr(lease_module, "DURATION", 0.2)
-    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
-    with held_lease(storage) as lease:
+    storage.put(lease_path(7), content)
+    began = time.monotonic()
+    with held_lease(storage, wait=False) as lease:
         assert (lease.number, lease.took_over) == (8, True)
+    assert time.monotonic() - began >= 0.2
 
 
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("ahead", [3600, -3600])
+@pytest.mark.usefixtures("short_leases")
 def test_a_lease_that_is_renewed_is_not_succeeded_whatever_its_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, wait: bool
 ) -> None:
-    ends = itertools.count(time.time() + 3600)
+    ends = itertools.count(time.time() + ahead)
     monkeypatch.setattr(lease_module, "_newest", lambda _: (7, leased_elsewhere(next(ends))))
-    monkeypatch.setattr(lease_module, "DURATION", 0.2)
-    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
     with (
         pytest.raises(ConfigError, match="process 1 of another"),
-        held_lease(Storage.parse(tmp_path)),
+        held_lease(Storage.parse(tmp_path), wait=wait),
     ):
         pass
+
+
+def test_a_holder_in_another_pid_namespace_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host has the same name, and its process number is nobody's here."""
+    storage = Storage.parse(tmp_path)
+    monkeypatch.setattr(lease_module, "_RENEWED_AFTER", 0.05)
+    with held_lease(storage) as held:
+        monkeypatch.setattr(lease_module, "_process_space", lambda: "another")
+        monkeypatch.setattr(lease_module, "_started", lambda pid: "")
+        with (
+            pytest.raises(ConfigError, match="another pipeline is running"),
+            held_lease(storage, wait=False),
+        ):
+            pass
+        held.check()
+
+
+def test_a_lease_of_a_number_that_none_has_is_named(tmp_path: Path) -> None:
+    storage = Storage.parse(tmp_path)
+    storage.put(lease_path(10**20 - 1), b"{}")
+    with pytest.raises(ConfigError, match=r"99999\.json is no lease .*: delete it"):
+        held_lease(storage).__enter__()
 
 
 def test_a_lease_is_lost_however_many_came_after_it(

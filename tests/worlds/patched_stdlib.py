@@ -66,7 +66,7 @@ def machine(
         (blocking_connection, {"socket": _Sockets(network), "select": select}),
         (pipeline, {"threading": threading_}),
         (lease, {"threading": threading_, "os": SimpleNamespace(getpid=_pid)}),
-        (lease, {"socket": SimpleNamespace(gethostname=_host), "_boot": lambda: "boot"}),
+        (lease, {"socket": SimpleNamespace(gethostname=_host), "_process_space": _host}),
         (lease, {"_started": _started_by(is_running)}),
         (version_retention, {"ThreadPoolExecutor": _OneAfterTheOther}),
         *((module, {"Consumer": make}) for module in reading),

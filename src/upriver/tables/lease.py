@@ -1,9 +1,10 @@
 """One writer at a time, without locks of a file system.
 
 A lease is a file ``_upriver/lease/N.json``, created only if nobody else has created it; the one
-with the greatest number counts. Its holder writes a later end into it every few seconds. A lease
-that has ended, that was watched for as long as it lasts and not renewed, or whose process is known
-to be dead, is succeeded by the next number.
+with the greatest number counts. Its holder writes a later end into it every few seconds. A lease is
+succeeded by the next number if it was given back, if it was watched for as long as it lasts and not
+renewed, or if its process is known to be dead. Ends and names of hosts decide nothing: clocks
+differ, and containers have names and process numbers of their own.
 
 The number is in every commit. A writer that finds a greater one in the table or beside it has lost
 its lease and commits nothing any more. Whoever takes over a lease that was not given back makes a
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _FOLDER: Final = "_upriver/lease"
 _NAME: Final = re.compile(rf"{_FOLDER}/(\d{{20}})\.json")
+#: No pipeline has made one with a greater number.
+_GREATEST: Final = 1 << 53
 #: Seconds that a lease lasts, and after which it is renewed.
 DURATION: Final = 20.0
 _RENEWED_AFTER: Final = 5.0
@@ -97,7 +100,8 @@ class Lease:
 def held_lease(storage: Storage, *, wait: bool = True) -> Iterator[Lease]:
     """Holds the lease of a table; ConfigError names who else holds it.
 
-    It waits for the end of a lease whose holder may be dead, unless the caller does not want that.
+    A lease whose holder may be dead is watched until it is renewed, or was not. ``wait`` gives one
+    that is renewed some time to be given back.
     """
     token = _entropy.token_hex(16)
     _held.add(token)
@@ -138,39 +142,60 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
 
 def _acquired(storage: Storage, token: str, patience: float) -> Lease:
     deadline = time.monotonic() + patience
-    seen: tuple[int, dict[str, Any]] | None = None
     while True:
-        newest = number, holder = _newest(storage)
-        now = time.monotonic()
-        if newest != seen:
-            seen, since = newest, now
-        left = float(holder.get("until", 0.0)) - time.time() if holder else 0.0
-        # a holder whose clock is ahead has written a late end: what shows its life is renewing
-        if left > 0 and now - since < DURATION and not _is_dead(holder):
-            if _is_here(holder) or now >= deadline:
-                raise ConfigError(
-                    f"another pipeline is running on {storage.url}: process {holder.get('pid')} "
-                    f"of {holder.get('host')}, lease {number}; stop it first"
-                )
-            time.sleep(min(left, _RENEWED_AFTER))
-            continue
-        took_over = number > 0 and holder.get("until") != 0
+        number, holder = _succeedable(storage, deadline)
+        took_over = number > 0 and not _is_given_back(holder)
         lease = Lease(storage, number + 1, token, took_over, time.time() + DURATION)
         if storage.create(_path(lease.number), _content(lease._until, token)):
             storage.delete([_path(number - 1)] if number > 0 else [])
             return lease
 
 
+def _succeedable(storage: Storage, deadline: float) -> tuple[int, dict[str, Any]]:
+    """The newest lease, as soon as nobody holds it any more; ConfigError names who does."""
+    newest = number, holder = _newest(storage)
+    seen, since = newest, time.monotonic()
+    is_waiting = is_renewed = False
+    while number and not (_is_given_back(holder) or _is_dead(holder)):
+        now = time.monotonic()
+        if newest != seen:
+            seen, since, is_renewed = newest, now, True
+        if now - since >= DURATION:
+            break
+        if _is_here(holder) or (is_renewed and now >= deadline):
+            raise ConfigError(
+                f"another pipeline is running on {storage.url}: process {holder.get('pid')} "
+                f"of {holder.get('host')}, lease {number}; stop it first"
+            )
+        if not is_waiting:
+            is_waiting = True
+            _log.warning(
+                "process %s of %s holds lease %d of %s; it is succeeded if it does not renew it "
+                "within %.0f s",
+                *(holder.get("pid"), holder.get("host"), number, storage.url, DURATION),
+            )
+        time.sleep(_RENEWED_AFTER / 2)
+        newest = number, holder = _newest(storage)
+    return newest
+
+
 def _newest(storage: Storage) -> tuple[int, dict[str, Any]]:
+    """The number of the newest lease, and what its holder has written: nothing if it is damaged."""
     number = max(_numbers(storage), default=0)
     try:
-        return number, json.loads(storage.read(_path(number)))
-    except (FileNotFoundError, ValueError):
-        return number, {}
+        holder = json.loads(storage.read(_path(number)))
+    except (FileNotFoundError, ValueError, RecursionError):
+        holder = None
+    return number, holder if isinstance(holder, dict) else {}
 
 
 def _numbers(storage: Storage) -> list[int]:
-    return [int(found[1]) for f in storage.files(_FOLDER) if (found := _NAME.fullmatch(f.path))]
+    numbers = [int(found[1]) for f in storage.files(_FOLDER) if (found := _NAME.fullmatch(f.path))]
+    if numbers and max(numbers) > _GREATEST:
+        raise ConfigError(
+            f"{storage.url}/{_path(max(numbers))} is no lease that a pipeline has made: delete it"
+        )
+    return numbers
 
 
 def _path(number: int) -> str:
@@ -180,7 +205,7 @@ def _path(number: int) -> str:
 def _content(until: float, token: str) -> bytes:
     holder = {
         "host": socket.gethostname(),
-        "boot": _boot(),
+        "space": _process_space(),
         "pid": os.getpid(),
         "started": _started(os.getpid()),
         "token": token,
@@ -188,24 +213,31 @@ def _content(until: float, token: str) -> bytes:
     return json.dumps({**holder, "until": until}).encode()
 
 
+def _is_given_back(holder: dict[str, Any]) -> bool:
+    return holder.get("until") == 0
+
+
 def _is_here(holder: dict[str, Any]) -> bool:
-    return holder.get("host") == socket.gethostname() and holder.get("boot") == _boot()
+    """Whether the number of the holder's process means the same process to this one."""
+    space = _process_space()
+    return bool(space) and holder.get("space") == space
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that is no more, or holds it no more."""
-    if holder.get("host") != socket.gethostname():
+    """Whether the holder was a process beside this one that is no more, or holds it no more."""
+    pid = holder.get("pid")
+    if not _is_here(holder) or not isinstance(pid, int):
         return False
-    if holder.get("boot") != _boot():
-        return False  # a container of the same name may have another kernel
-    if _started(int(holder.get("pid", 0))) != holder.get("started"):
+    if _started(pid) != holder.get("started"):
         return True
-    return holder.get("pid") == os.getpid() and holder.get("token") not in _held
+    return pid == os.getpid() and holder.get("token") not in _held
 
 
-def _boot() -> str:
+def _process_space() -> str:
+    """The running kernel and the pid namespace of this process; empty where there is no /proc."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{booted} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
