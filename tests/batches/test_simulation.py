@@ -24,7 +24,8 @@ from upriver.batches.offsets import Boundary, Offset, VBucketProgress
 from upriver.batches.read_ahead import ArrivedSeqnos
 from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
 
-HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", examples(10_000)))
+#: In fewer than 2,500 of them some kinds of steps are never seen.
+HISTORIES = int(os.environ.get("UPRIVER_HISTORIES", max(2_500, examples(10_000))))
 #: The seed of the first of them; those of another UPRIVER_CHAOS_SEED are all others.
 FIRST = int(os.environ.get("UPRIVER_CHAOS_SEED", "0")) * HISTORIES
 #: How many boundaries an offset keeps: as many as it would, and as a bucket of 1024 vbuckets does.
