@@ -31,7 +31,7 @@ from upriver.tables.format import data_files, deletion_vectors, delta_log, key_i
 from upriver.tables.format.data_files import RowFiles, load_index, read_rows
 from upriver.tables.format.deletion_vectors import VectorFile, path_of, read_vector
 from upriver.tables.format.delta_log import DataFile
-from upriver.tables.format.key_index import Hashes, KeyIndex, hashes_of
+from upriver.tables.format.key_index import Hashes, KeyIndex, binding_of, hashes_of
 from upriver.tables.rows.json_columns import NOT_JSON, TOO_DEEP, JsonColumns
 from upriver.tables.rows.row_shape import MirrorShape
 from upriver.tables.upkeep.compaction import CompactionPace, chosen_for_compaction
@@ -113,8 +113,12 @@ def names(*keys: bytes, vbucket: int = 1, scope: str | None = "s") -> pa.Table:
 def test_an_index_finds_exactly_what_it_has(keys: list[bytes], data: st.DataObject) -> None:
     secret = bytes(16)
     index = KeyIndex.build(hashes_of(names(*keys), secret), np.arange(len(keys)))
-    stored = KeyIndex.of_bytes(index.to_bytes(len(keys)), len(keys))
+    mine, count = binding_of("part.parquet", 100, len(keys), secret), len(keys)
+    stored = KeyIndex.of_bytes(index.to_bytes(mine), mine, count)
     assert stored is not None
+    for other in (("p", 100, count, secret), ("part.parquet", 101, count, secret)):
+        assert KeyIndex.of_bytes(index.to_bytes(mine), binding_of(*other), count) is None
+    assert not count or KeyIndex.of_bytes(index.to_bytes(mine), mine, count - 1) is None
     wanted = data.draw(st.lists(st.sampled_from([*keys, b"no" * 30]), unique=True, max_size=20))
     found = stored.find(hashes_of(names(*wanted), secret))
     assert sorted(found.tolist()) == sorted(keys.index(key) for key in wanted if key in keys)

@@ -298,7 +298,8 @@ def test_an_index_is_never_the_truth(bucket: ModelledBucket, tmp_path: Path, dam
         data[len(data) // 2] ^= 1
         index.write_bytes(data)
     else:
-        bucket.write(1, b"other", b"1")
+        for number in range(20):
+            bucket.write(1, b"other%d" % number, b"1")
         caught_up(bucket, table)
         (other,) = (one for one in (table / key_index.FOLDER).iterdir() if one != index)
         index.write_bytes(other.read_bytes())
@@ -486,14 +487,15 @@ def lease_path(number: int) -> str:
 @pytest.mark.parametrize(
     "content",
     [
-        json.dumps(leased_elsewhere(time.time() + 3600)).encode(),
-        json.dumps(leased_elsewhere(time.time() - 3600)).encode(),
+        json.dumps(leased_elsewhere(until=2.0**33)).encode(),
+        json.dumps(leased_elsewhere(until=1.0)).encode(),
         b"[1,2]",
         b'{"pid": "1", "until": "x"}',
         b'{"pid": [], "space": 7}',
         b"{",
         b"[" * 100_000,
     ],
+    ids=["ahead", "ended", "a list", "texts", "of odd types", "cut short", "deep"],
 )
 @pytest.mark.usefixtures("short_leases")
 def test_a_lease_that_is_not_renewed_is_succeeded_whatever_it_says(

@@ -24,7 +24,7 @@ from ...batches.collection_events import CollectionEnd, Name, ended_rows, named_
 from ...files.storage import Storage
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile
-from .key_index import NAME_COLUMNS, Hashes, KeyIndex, hashes_of, index_path
+from .key_index import NAME_COLUMNS, Hashes, KeyIndex, binding_of, hashes_of, index_path
 
 #: Bytes that a task gathers before it writes them; a task with more has a file for each group.
 MOST_GATHERED: Final = 64 * 1024 * 1024
@@ -225,11 +225,12 @@ class RowFiles:
         return found
 
     def _index(self, file: _OpenFile, new: NewFile, live: npt.NDArray[np.bool_]) -> None:
+        assert self._key is not None
         numbers = np.concatenate(file.numbers)
         alive = live[numbers]
         new.dead = np.flatnonzero(~alive).astype(np.uint32)
         index = KeyIndex.build(self._hashes[0].take(numbers[alive]), np.flatnonzero(alive))
-        self._storage.put(index_path(file.path), index.to_bytes(file.rows))
+        _store_index(self._storage, new.file, index, self._key)
 
     def _flush(self, *, by_group: bool) -> None:
         if not self._gathered:
@@ -362,15 +363,15 @@ _indexes: dict[tuple[str, str], tuple[KeyIndex, int]] = {}
 
 
 def load_index(storage: Storage, file: DataFile, key: bytes) -> KeyIndex:
-    """The index of a file: as it is stored, or made anew if it is missing or damaged."""
+    """The index of a file: as it is stored, or made anew if that is not the file's own."""
     name = (storage.url, file.path)
     if name in _indexes:
         _indexes[name] = found = _indexes.pop(name)  # the newest used is the last
         return found[0]
-    index = _stored_index(storage, file)
+    index = _stored_index(storage, file, key)
     if index is None:
         index = _built_index(storage, file, key)
-        storage.put(index_path(file.path), index.to_bytes(file.rows))
+        _store_index(storage, file, index, key)
     size = 64 if storage.is_local else 20 * len(index.rows)
     _indexes[name] = index, size
     while sum(one[1] for one in _indexes.values()) > _MOST_INDEX_BYTES or len(_indexes) > 4096:
@@ -378,14 +379,22 @@ def load_index(storage: Storage, file: DataFile, key: bytes) -> KeyIndex:
     return index
 
 
-def _stored_index(storage: Storage, file: DataFile) -> KeyIndex | None:
-    path = index_path(file.path)
+def _binding(file: DataFile, key: bytes) -> bytes:
+    return binding_of(file.path, file.size, file.rows, key)
+
+
+def _store_index(storage: Storage, file: DataFile, index: KeyIndex, key: bytes) -> None:
+    storage.put(index_path(file.path), index.to_bytes(_binding(file, key)))
+
+
+def _stored_index(storage: Storage, file: DataFile, key: bytes) -> KeyIndex | None:
+    path, binding = index_path(file.path), _binding(file, key)
     try:
         if storage.is_local:
             # what is mapped stays so when the file is closed, so that indexes hold no descriptors
             with pa.memory_map(str(storage.path / path)) as mapped:
-                return KeyIndex.of_bytes(memoryview(mapped.read_buffer()), file.rows)
-        return KeyIndex.of_bytes(storage.read(path), file.rows)
+                return KeyIndex.of_bytes(memoryview(mapped.read_buffer()), binding, file.rows)
+        return KeyIndex.of_bytes(storage.read(path), binding, file.rows)
     except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
         return None
 

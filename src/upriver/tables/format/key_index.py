@@ -5,8 +5,9 @@ have that key can make two documents with the same hash, and that it happens by 
 thousand million documents has a probability below 1 to 10**20. So a hit needs no look at the row.
 A document's name is its vbucket, its scope and collection, and its key.
 
-An index is a cache beside the data file. It is derived from the file, has a check sum, and is made
-anew from the file's columns if it is missing or damaged. It may name rows that are gone by now.
+An index is a cache beside the data file. It is derived from the file, is bound to it by name, size
+and number of rows, has a check sum, and is made anew from the file's columns if it is missing,
+damaged or of another file. It may name rows that are gone by now.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import pyarrow as pa
 FOLDER: Final = "_upriver/index"
 #: The columns that a document's name is made of.
 NAME_COLUMNS: Final = ("vbucket", "scope", "collection", "key")
-_MAGIC: Final = b"UPRIVIX1"
-_HEADER: Final = struct.Struct("<8sQQI")
+_MAGIC: Final = b"UPRIVIX2"
+_HEADER: Final = struct.Struct("<8s16sQI")
 #: Rows that are hashed at once: what is worked on stays in the processor's cache.
 _CHUNK: Final = 8192
 
@@ -109,24 +110,32 @@ class KeyIndex:
             which.append(hit[same])
         return np.concatenate(rows), np.concatenate(which)
 
-    def to_bytes(self, file_rows: int) -> bytes:
+    def to_bytes(self, binding: bytes) -> bytes:
         body = self.hashes.high.tobytes() + self.hashes.low.tobytes() + self.rows.tobytes()
-        return _HEADER.pack(_MAGIC, file_rows, len(self.rows), zlib.crc32(body)) + body
+        return _HEADER.pack(_MAGIC, binding, len(self.rows), zlib.crc32(body)) + body
 
     @classmethod
-    def of_bytes(cls, data: Any, file_rows: int) -> KeyIndex | None:
-        """The index of a file with so many rows; None if these bytes are not that."""
+    def of_bytes(cls, data: Any, binding: bytes, file_rows: int) -> KeyIndex | None:
+        """The index that is bound so, of a file of so many rows; None if these bytes are not it."""
         if len(data) < _HEADER.size:
             return None
-        magic, rows, count, checked = _HEADER.unpack(data[: _HEADER.size])
+        magic, bound, count, checked = _HEADER.unpack(data[: _HEADER.size])
         body = memoryview(data)[_HEADER.size :]
-        if magic != _MAGIC or rows != file_rows or len(body) != 20 * count:
+        if magic != _MAGIC or bound != binding or len(body) != 20 * count:
             return None
         if zlib.crc32(body) != checked:
             return None
         high = np.frombuffer(body, np.uint64, count)
         low = np.frombuffer(body, np.uint64, count, 8 * count)
-        return cls(Hashes(high, low), np.frombuffer(body, np.uint32, count, 16 * count))
+        rows = np.frombuffer(body, np.uint32, count, 16 * count)
+        if count and rows.max() >= file_rows:
+            return None
+        return cls(Hashes(high, low), rows)
+
+
+def binding_of(path: str, size: int, rows: int, key: bytes) -> bytes:
+    """What binds an index to a data file, and to the table's key that its hashes are made with."""
+    return hashlib.blake2b(repr((path, size, rows)).encode(), digest_size=16, key=key).digest()
 
 
 def index_path(data_file: str) -> str:
