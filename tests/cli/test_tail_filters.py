@@ -11,11 +11,12 @@ import pytest
 from running import finished
 
 from upriver.cli.tail.change_text import PlainLines
-from upriver.cli.tail.filters import change_filter, parse_moment
+from upriver.cli.tail.filters import change_filter
 from upriver.cli.tail.line_format import FormattedLines
 from upriver.consumer.changes import Change
 from upriver.errors import ConfigError
 from upriver.model import Op
+from upriver.settings.moments import parse_moment
 from upriver.testing import TemporaryProducer
 
 pytestmark = pytest.mark.story
@@ -130,10 +131,12 @@ def test_ways_that_exclude_each_other(producer: TemporaryProducer) -> None:
 
 def test_moments() -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
-    assert parse_moment("90s", now) == now - timedelta(seconds=90)
-    assert parse_moment("3d", now) == now - timedelta(days=3)
-    assert parse_moment("2026-01-01T10:00:00") == datetime(2026, 1, 1, 10, tzinfo=UTC)
-    assert parse_moment("2026-01-01T10:00:00+02:00") == datetime(2026, 1, 1, 8, tzinfo=UTC)
+    assert parse_moment("90s", "--since", now) == now - timedelta(seconds=90)
+    assert parse_moment("3d", "--since", now) == now - timedelta(days=3)
+    assert parse_moment("2026-01-01T10:00:00", "--since") == datetime(2026, 1, 1, 10, tzinfo=UTC)
+    assert parse_moment("2026-01-01T10:00:00+02:00", "--since") == datetime(
+        2026, 1, 1, 8, tzinfo=UTC
+    )
 
 
 def test_a_function_that_does_not_fit_a_document_leaves_it_out() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 import polars
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tablekit import ModelledBucket, caught_up, rows_of
@@ -41,7 +45,7 @@ def test_rows_versions_columns_and_filters(
     caught_up(spark, bucket.producer, table)
     register(spark)
 
-    def held(**options: int) -> dict[bytes, bytes]:
+    def held(**options: int | str) -> dict[bytes, bytes]:
         frame = spark.read.format("upriver-table").options(**options).load(str(table))
         rows = frame.select("key", "value").collect()
         assert len({bytes(row.key) for row in rows}) == len(rows)
@@ -49,6 +53,14 @@ def test_rows_versions_columns_and_filters(
 
     assert held() == bucket.documents()
     assert held(versionAsOf=1) == before
+    log = table / "_delta_log"
+    first, second = (json.loads(open_line(log / f"{n:020}.json")) for n in (1, 2))
+    for stamp, wanted in ((first, before), (second, bucket.documents())):
+        moment = datetime.fromtimestamp(stamp["commitInfo"]["timestamp"] / 1000, UTC)
+        assert held(timestampAsOf=moment.isoformat()) == wanted
+    assert held(timestampAsOf="0s") == bucket.documents()
+    with pytest.raises(PySparkException, match="has no version of 2001-01-01T00:00:00Z any more"):
+        held(timestampAsOf="2001-01-01")
     some = read_table(spark, table, columns=["key", "vbucket"])
     assert some.columns == ["key", "vbucket"]
     assert some.where("vbucket = 2").count() == 5
@@ -59,6 +71,8 @@ def test_rows_versions_columns_and_filters(
         read_table(spark, table, version_as_of=99).count()
     for wrong, said in (
         ({"version": "1"}, "there is no option 'version'; did you mean versionAsOf"),
+        ({"timestamp_as_of": "soon"}, "timestampAsOf 'soon' is no time"),
+        ({"version_as_of": 1, "timestamp_as_of": "1h"}, "contradict each other: give one of them"),
         ({"version_as_of": "new"}, "versionAsOf: 'new' is wrong; expected: number"),
         ({"read_change_feed": "yes"}, "readChangeFeed: 'yes' is wrong; expected: true or false"),
         ({"read_change_feed": True}, "readChangeFeed: give startingVersion"),
@@ -128,3 +142,46 @@ def test_a_change_feed_tells_what_is_different(
     ]
     assert feed(starting_version=3) == []
     assert len(feed(starting_version=0, ending_version=1)) == 20
+
+
+def open_line(path: Path) -> str:
+    return path.read_text().splitlines()[0]
+
+
+def test_a_change_feed_has_the_schema_of_the_version_that_it_ends_at(
+    spark: SparkSession, bucket: ModelledBucket, tmp_path: Path
+) -> None:
+    """Also in types that earlier values cannot have; what was only read again is not in it."""
+    table = tmp_path / "typed"
+    producer = bucket.producer
+
+    def mirrored(schema: str, **documents: str) -> int:
+        for key, value in documents.items():
+            producer.write(key.encode(), value.encode(), 3)
+        caught_up(spark, producer, table, value_schema=schema, allow_change=True)
+        return DeltaTable(table).version()
+
+    def feed(start: int, end: int | None = None) -> list[tuple[Any, ...]]:
+        changes = read_table(
+            spark, table, read_change_feed=True, starting_version=start, ending_version=end
+        )
+        rows = changes.where("key like 'd%'").drop("cas", "event_time").toArrow().to_pylist()
+        names = ["_change_type", "key", "n", *({"in", "more"} & set(changes.columns))]
+        return sorted((tuple(one[name] for name in names) for one in rows), key=itemgetter(0, 1))
+
+    documents = {"d1": '{"n": "1", "in": {"a": 1}}', "d2": '{"n": "x"}'}
+    first = mirrored("n string, in struct<a: int>", **documents)
+    wider = mirrored("n string, in struct<a: int, b: string>")
+    other = mirrored("n int, more int", d2='{"n": 2, "more": 3}')
+    assert feed(first, first) == feed(wider, wider) == []
+    assert feed(first, wider) == []
+    assert feed(wider, other) == [
+        ("update_postimage", b"d1", None, None),  # a text is no int
+        ("update_postimage", b"d2", 2, 3),
+        ("update_preimage", b"d1", 1, None),
+        ("update_preimage", b"d2", None, None),  # x is no number
+    ]
+    assert feed(first - 1, first) == [
+        ("insert", b"d1", "1", {"a": 1}),
+        ("insert", b"d2", "x", None),
+    ]

@@ -202,6 +202,9 @@ MIRROR: Final = (
 TABLE_READ: Final = (
     _S("path", _K.TEXT, None, "the table; load(...) takes it too"),
     _S("versionAsOf", _K.NUMBER, None, "an older version; the newest by default", most=_MOST),
+    _S("timestampAsOf", _K.TEXT, None,
+       "the version that was the newest then: ISO 8601 (UTC without a zone), or how long ago, "
+       "such as 2h"),
     _S("columns", _K.LIST, None, "the columns to read, such as key,seqno; all by default"),
     _S("readChangeFeed", _K.FLAG, "false",
        "what is different between two versions, instead of rows"),

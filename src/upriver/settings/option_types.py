@@ -87,6 +87,7 @@ class TableOptions(TypedDict, total=False):
     """Options of reading a table."""
 
     version_as_of: int | None
+    timestamp_as_of: str | None
     columns: str | Sequence[str] | None
     read_change_feed: bool
     starting_version: int | None

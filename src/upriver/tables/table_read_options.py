@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Self
 
 from ..errors import ConfigError
 from ..files.storage import Storage
 from ..settings.all_settings import TABLE_READ
+from ..settings.moments import parse_moment
 from ..settings.setting import Given
-from .format.delta_log import TableSnapshot, read_snapshot
+from .format.delta_log import TableSnapshot, read_snapshot, version_at
 from .pipeline_settings import storage_options
 
 
@@ -20,6 +22,7 @@ class TableReadOptions:
 
     path: str
     version_as_of: int | None
+    timestamp_as_of: datetime | None
     #: Empty for all.
     columns: tuple[str, ...]
     read_change_feed: bool
@@ -33,10 +36,12 @@ class TableReadOptions:
     def parse(cls, texts: Mapping[str, str]) -> Self:
         """Parses the options that Spark passes; ConfigError names what is wrong."""
         given = Given(TABLE_READ, texts)
+        moment = given["timestampAsOf"]
         if not given["path"]:
             raise ConfigError("path is missing: give the table in load(...)")
         options = cls(
             storage_options=storage_options(given["storageOptions"]),
+            timestamp_as_of=parse_moment(moment, "timestampAsOf") if moment else None,
             **given.fields(
                 *("path", "versionAsOf", "columns", "readChangeFeed", "startingVersion"),
                 *("endingVersion", "pushFilters"),
@@ -44,11 +49,22 @@ class TableReadOptions:
         )
         if options.read_change_feed and options.starting_version is None:
             raise ConfigError("readChangeFeed: give startingVersion")
+        if options.version_as_of is not None and options.timestamp_as_of is not None:
+            raise ConfigError(
+                "versionAsOf and timestampAsOf contradict each other: give one of them"
+            )
         return options
 
     @property
     def storage(self) -> Storage:
         return Storage.parse(self.path, self.storage_options)
+
+    def rows_snapshot(self) -> TableSnapshot:
+        """The version whose rows are read."""
+        version = self.version_as_of
+        if self.timestamp_as_of is not None:
+            version = version_at(self.storage, self.timestamp_as_of)
+        return self.snapshot(version)
 
     def snapshot(self, version: int | None) -> TableSnapshot:
         """A version of the table; None is the newest."""

@@ -167,8 +167,9 @@ def tail(
     from ...consumer.checkpoints.checkpoint_file import FileCheckpoint
     from ...consumer.consumer_settings import ConsumerSettings, RollbackPolicy
     from ...consumer.transport.connection_string import Source
+    from ...settings.moments import parse_moment
     from ..tail.change_text import JsonLines, PlainLines
-    from ..tail.filters import change_filter, last_changes, parse_moment
+    from ..tail.filters import change_filter, last_changes
     from ..tail.line_format import FormattedLines
     from ..tail.run import GroupSaver, InterruptibleConsumer, Run, Saver, stopping
     from ..tail.status_line import StatusLine
@@ -185,7 +186,7 @@ def tail(
         prefix=key_prefix,
         regex=key_regex,
         where=where,
-        since=parse_moment(since) if since is not None else None,
+        since=parse_moment(since, "--since") if since is not None else None,
     )
     settings = ConsumerSettings(
         start=_start(start),

@@ -6,7 +6,7 @@ import heapq
 import json
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from ..._extras import extra
@@ -15,8 +15,6 @@ from ...errors import ConfigError
 
 ChangeFilter = Callable[[Change], bool]
 
-_AGO: Final = re.compile(r"(\d{1,9})([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: A CAS is nanoseconds since 1970, but for its low 16 bits.
 _NANOSECONDS: Final = 10**9
 _MAX_EXPRESSION: Final = 10_000
@@ -90,22 +88,3 @@ def last_changes(
     """The newest changes, oldest first. The order of different vbuckets is that of their CAS."""
     chosen = changes if wanted is None else filter(wanted, changes)
     return heapq.nlargest(count, chosen, key=lambda change: change.cas)[::-1]
-
-
-def parse_moment(text: str, now: datetime | None = None) -> datetime:
-    """A point in time: ISO 8601 (UTC if it names no zone), or how long ago, such as 10m or 2h."""
-    ago = _AGO.fullmatch(text.strip())
-    if ago is not None:
-        past = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        try:
-            return (now or datetime.now(UTC)) - past
-        except OverflowError:
-            raise ConfigError(f"--since {text!r} is too long ago") from None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--since {text!r} is no time; give ISO 8601, such as 2026-11-17T10:00:00, or how "
-            "long ago, such as 90s, 10m, 2h or 3d"
-        ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

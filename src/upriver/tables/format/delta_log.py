@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
@@ -399,6 +402,21 @@ def _commit_time(storage: Storage, version: int) -> float:
         if info := action.get("commitInfo"):
             return float(info.get("timestamp") or 0) / 1000
     return 0.0
+
+
+def version_at(storage: Storage, moment: datetime) -> int:
+    """The version that was the newest at a moment."""
+    versions, _ = log_versions(storage)
+    if not versions:
+        raise ConfigError(f"there is no Delta table at {storage.url}")
+    older = bisect_right(versions, moment.timestamp(), key=partial(_commit_time, storage))
+    if not older:
+        oldest = datetime.fromtimestamp(_commit_time(storage, versions[0]), UTC)
+        raise ConfigError(
+            f"{storage.url} has no version of {moment:%Y-%m-%dT%H:%M:%SZ} any more: its oldest, "
+            f"{versions[0]}, is of {oldest:%Y-%m-%dT%H:%M:%SZ}"
+        )
+    return versions[older - 1]
 
 
 def files_named(actions: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
