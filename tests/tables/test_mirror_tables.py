@@ -261,8 +261,8 @@ def test_what_does_not_belong_to_the_table_is_refused(
 
     with TemporaryProducer(vbuckets=VBUCKETS, bucket="other") as other:
         assert "its bucket is default and here it is other" in refused(source=other.source)
-    assert "its shape is" in refused(keep_deleted=True)
-    assert "its selection is" in refused(scope="_default")
+    assert "its keepDeleted is false and here it is true; give" in refused(keep_deleted=True)
+    assert "its scope is none and here it is _default; give" in refused(scope="_default")
     assert "merge_on_read is true" in refused(merge_on_read=False)
     assert "has no meaning for a mirror" in refused(starting_offsets="latest")
     write_deltalake(tmp_path / "other", pa.table({"n": [1]}))

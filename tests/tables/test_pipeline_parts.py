@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from upriver.batches.offset_ranges import ReadStep
 from upriver.errors import ConfigError
-from upriver.files.storage import Storage
+from upriver.files.storage import Storage, StorageFailed
 from upriver.model import StreamOffset
 from upriver.tables.pipeline import divided
 from upriver.tables.pipeline_report import page
@@ -47,6 +48,12 @@ def record(number: int, **more: Any) -> BatchRecord:
     return BatchRecord(**{**facts, **more})
 
 
+def test_the_nearest_of_all_options_is_named() -> None:
+    for wrong, meant in (("valueShema", "valueSchema"), ("max_offset_per_triger", "maxOffsets")):
+        with pytest.raises(ConfigError, match=f"did you mean {meant}"):
+            PipelineSettings.parse("mirror", "couchbase://here/bucket", {wrong: "a int"})
+
+
 def test_options_are_spelled_as_in_python_or_as_in_spark() -> None:
     one = PipelineSettings.parse(
         "mirror", SOURCE, {"keep_deleted": True, "max_offsets_per_trigger": 7, "groups": None}
@@ -73,6 +80,17 @@ def test_options_are_spelled_as_in_python_or_as_in_spark() -> None:
 def test_options_that_are_wrong_are_named(kind: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         PipelineSettings.parse(kind, SOURCE, options)
+
+
+def test_a_full_disk_is_not_taken_for_a_network(tmp_path: Path) -> None:
+    storage = Storage.parse(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))  # as if no more fitted
+    try:
+        with pytest.raises(StorageFailed, match=r"the store refused: .*check the directory, and"):
+            storage.put("file", bytes(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_table_is_a_directory_or_in_an_object_store(tmp_path: Path) -> None:

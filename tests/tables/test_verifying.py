@@ -44,7 +44,7 @@ def test_differences_are_found_and_later_changes_are_not_judged(
     with filled_bucket() as (producer, bucket):
         bucket.delete(0, b"k16")
         caught_up(spark, producer, table)
-        with pytest.raises(ConfigError, match="its selection is"):
+        with pytest.raises(ConfigError, match="its scope is none and here it is _default;"):
             verify(spark, source=producer.source, table=str(table), scope="_default")
         found = verify(spark, source=producer.source, table=str(table))
         assert (found.equal, found.differing, found.changed_later) == (19, 0, 0)

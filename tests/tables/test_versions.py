@@ -245,7 +245,8 @@ def test_columns_are_added_and_never_changed(bucket: ModelledBucket, tmp_path: P
         (None, "Rome", '{"n": 2.5}'),
     ]
     assert [row["_ended_by"] for row in rows] == ["mutation", "mutation", None]
-    with pytest.raises(ConfigError, match=r"its shape is .*give a new table"):
+    said = "its valueFormat is binary and here it is string, its valueSchema is infer and here it"
+    with pytest.raises(ConfigError, match=said):
         caught_up(bucket, table, value_format="string", allow_change=True)
     settings = PipelineSettings.parse("mirror", bucket.producer.source, options)
     with pytest.raises(ConfigError, match=r"its kind is history and here it is mirror"):

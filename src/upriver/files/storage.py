@@ -242,9 +242,11 @@ class Storage:
             raise StorageFailed(f"{self.url}/{path}: permission denied") from None
 
     def _refused(self, path: str, problem: Exception) -> StorageFailed:
+        check = "the address, the network and the credentials (environment or storageOptions)"
+        if self.is_local:
+            check = "the directory, and the free space of its disk"
         return StorageFailed(
-            f"{self.url}/{path}: the store refused: {said(problem)}; check the address, the "
-            "network and the credentials (environment or storageOptions)"
+            f"{self.url}/{path}: the store refused: {said(problem)}; check {check}"
         )
 
 

@@ -171,9 +171,8 @@ def _scram(mechanism: str, user: str, password: str) -> Conversation[Response]:
             exchange.check(_value(final))
         return final
     except ValueError as problem:
-        raise _not_authenticated(
-            user, f"the server is not to be trusted: {problem}", "check the address"
-        ) from None
+        hint = "check the address; a server without users knows no passwords: name no user to it"
+        raise _not_authenticated(user, str(problem), hint) from None
 
 
 def _believed(answer: Response, user: str, expected: Status) -> None:

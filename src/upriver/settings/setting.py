@@ -151,18 +151,11 @@ class Given:
     def __init__(self, table: Iterable[Setting], texts: Mapping[str, str]) -> None:
         self._settings = {setting.name: setting for setting in table}
         self._texts: dict[str, str] = {}
-        known = {
-            name.lower(): setting
-            for setting in self._settings.values()
-            for name in (setting.name, *setting.aliases)
-        }
+        known = _by_name(self._settings.values())
+        require_known(texts, self._settings.values())
         for name, text in texts.items():
-            lowered = name.lower()
-            if lowered in _PROPERTIES_OF_TABLES or lowered.startswith(_REPEATED):
+            if (setting := known.get(name.lower())) is None:
                 continue
-            if lowered not in known:
-                raise _unknown(name, known)
-            setting = known[lowered]
             if self._texts.setdefault(setting.name, text) != text:
                 names = ", ".join((setting.name, *setting.aliases))
                 raise ConfigError(f"{setting.name} is given twice with different values: {names}")
@@ -185,6 +178,22 @@ class Given:
     def refuse_together(self, first: str, second: str, why: str) -> None:
         if first in self.names and second in self.names:
             raise ConfigError(f"{first} and {second} contradict each other: {why}")
+
+
+def require_known(names: Iterable[str], table: Iterable[Setting]) -> None:
+    """ConfigError, with the nearest name, for a name that is of no setting."""
+    known = _by_name(table)
+    for name in names:
+        lowered = name.lower()
+        if lowered in _PROPERTIES_OF_TABLES or lowered.startswith(_REPEATED):
+            continue
+        if lowered not in known:
+            raise _unknown(name, known)
+
+
+def _by_name(table: Iterable[Setting]) -> dict[str, Setting]:
+    """By all its names in lower case each setting."""
+    return {name.lower(): setting for setting in table for name in (setting.name, *setting.aliases)}
 
 
 def snake(name: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 from ..batches.offsets import SourceIdentity
 from ..batches.options import ReadOptions
 from ..errors import ConfigError
-from ..settings.all_settings import GROUPS
-from ..settings.setting import Given, camel, text_of
+from ..settings.all_settings import GROUPS, READ
+from ..settings.setting import Given, camel, require_known, text_of
 from .kinds import HISTORY_TABLE, KINDS, TableKind
 from .rows.ddl import schema_json
 from .upkeep.version_retention import Window
@@ -43,6 +43,10 @@ SELECTION: Final = "upriver.selection"
 KIND: Final = "upriver.kind"
 PIPELINE: Final = "upriver.pipeline"
 SHAPE: Final = "upriver.shape"
+#: Members of it that no option sets.
+_OUR_OWN: Final = frozenset({"rescues", "full", "versions"})
+#: Characters of a value in an error.
+_MOST_SHOWN: Final = 200
 PER_COLLECTION: Final = "upriver.table_per_collection"
 MERGE_ON_READ: Final = "upriver.merge_on_read"
 #: The key of the hashes by which documents are found.
@@ -103,6 +107,7 @@ class PipelineSettings:
             (mine if spelled.lower() in known else theirs)[spelled] = text_of(value)
         if "maxbytespertrigger" not in map(str.lower, theirs):
             theirs.setdefault("maxOffsetsPerTrigger", _BATCH)
+        require_known(theirs, (*READ, *table))
         given = Given(table, mine)
         read = ReadOptions.parse(theirs).for_stream()
         if read.restate_on_rollback:
@@ -291,13 +296,45 @@ def require_same(
         if may_change and changeable:
             changed[name] = value
             continue
-        what = name.removeprefix("upriver.")
+        what = _difference(name.removeprefix("upriver."), held, value)
         raise ConfigError(
-            f"{url} is a table of something else: its {what} is {held or 'none'} and here it "
-            f"is {value or 'none'}; give a new table, or what this one was made with"
-            + (", or allow the change (--allow-change)" if changeable else "")
+            f"{url} is a table of something else: its {what}; give a new table, or what this one "
+            "was made with" + (", or allow the change (--allow-change)" if changeable else "")
         )
     return changed
+
+
+def _difference(name: str, held: str, wanted: str) -> str:
+    """What is different in two values of a property, in the words of options."""
+    try:
+        one, other = _as_options(json.loads(held)), _as_options(json.loads(wanted))
+    except (ValueError, AttributeError):
+        return f"{name} is {held or 'none'} and here it is {wanted or 'none'}"
+    return ", its ".join(
+        f"{option} is {one.get(option) or 'none'} and here it is {other.get(option) or 'none'}"
+        for option in {**one, **other}
+        if one.get(option) != other.get(option)
+    )
+
+
+def _as_options(stored: dict[str, Any]) -> dict[str, str]:
+    """The members of a property that users can set, as they would write them."""
+    if stored.pop("follows", False):
+        stored["valueSchema"] = INFER
+    elif schema := stored.get("valueSchema"):
+        columns = ((one["name"], one["type"]) for one in json.loads(schema)["fields"])
+        stored["valueSchema"] = ", ".join(
+            f"{name} {kind if isinstance(kind, str) else kind['type']}" for name, kind in columns
+        )
+    texts = {
+        name: text_of(value)
+        for name, value in stored.items()
+        if name not in _OUR_OWN and value is not None
+    }
+    return {
+        name: text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+        for name, text in texts.items()
+    }
 
 
 def _same_members(held: str, wanted: str, *names: str) -> bool:

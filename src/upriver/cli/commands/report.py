@@ -45,4 +45,5 @@ def report(table: str, output: Path) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as problem:
         raise ConfigError(f"{output} cannot be written: {problem}") from None
-    click.echo(f"{output}: {len(records)} batches")
+    word = "batch" if len(records) == 1 else "batches"
+    click.echo(f"{output}: {len(records)} {word}")

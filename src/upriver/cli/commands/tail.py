@@ -136,12 +136,12 @@ def tail(
     "key_format" and "value_format" say (json, text, base64); rollbacks and ends are objects of
     their own type.
 
-    Filters are applied here, after the server has sent a change; --collections and --vbuckets are
-    not sent at all. --since and --last read the bucket from its beginning, because no server keeps
-    changes by time. --where is a JMESPath expression over the document. --format has kcat's
-    letters: %k key, %s value, %K and %S their lengths, %p vbucket, %o seqno, %t scope.collection,
-    %T milliseconds since 1970, %x what happened, %c CAS, %r revision, %f flags, %e expiry, %d
-    datatype, %%; and \\n, \\t, \\r, \\0.
+    What --collections and --vbuckets leave out is not sent at all; the other filters are applied
+    here, after the server has sent a change. --since and --last read the bucket from its
+    beginning, because no server keeps changes by time. --where is a JMESPath expression over the
+    document. --format has kcat's letters: %k key, %s value, %K and %S their lengths, %p vbucket,
+    %o seqno, %t scope.collection, %T milliseconds since 1970, %x what happened, %c CAS, %r
+    revision, %f flags, %e expiry, %d datatype, %%; and \\n, \\t, \\r, \\0.
 
     With --checkpoint the file holds what was written so far, saved every second and at the end;
     --from then only counts for the first time. After a crash some changes may come again, and

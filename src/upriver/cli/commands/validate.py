@@ -40,7 +40,7 @@ def validate(
 
     \b
     Examples:
-      upriver tail couchbase://localhost/default --json --end now | upriver validate
+      upriver tail couchbase://localhost/default --json --to now | upriver validate
       upriver validate changes.ndjson --vbuckets 1024 --json
 
     \b
