@@ -370,8 +370,8 @@ FAULTS = (
     Fault(
         "a commit replaces another one",
         "upriver.tables.format.delta_log",
-        "    return written if storage.create(path, text) else None\n",
-        "    storage.put(path, text)\n    return written\n",
+        "    if not storage.create(path, text):\n        return None\n",
+        "    storage.put(path, text)\n",
         "table",
     ),
     Fault(

@@ -33,6 +33,7 @@ from upriver.tables import lease as lease_module
 from upriver.tables import pipeline_tables
 from upriver.tables.executors import ThisProcess
 from upriver.tables.format import key_index, row_lookup
+from upriver.tables.format.delta_log import LogMovedOn
 from upriver.tables.lease import Lease, LeaseLost, held_lease
 from upriver.tables.pipeline import Pipeline
 from upriver.tables.pipeline_settings import PipelineSettings
@@ -450,6 +451,39 @@ def test_a_writer_that_is_late_after_its_look_at_the_lease_commits_nothing(
     with pytest.raises(LeaseLost, match="nothing was committed"):
         caught_up(bucket, table)
     assert DeltaTable(table).version() == versions[1]
+    caught_up(bucket, table)
+    assert documents_of(table) == bucket.documents()
+
+
+def test_a_writer_that_is_so_late_that_the_log_was_cleaned_up_commits_nothing(
+    bucket: ModelledBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit of the version that it would make is there no more."""
+    table = tmp_path / "documents"
+    bucket.write(0, b"a", b"1")
+    caught_up(bucket, table)
+    bucket.write(0, b"a", b"2")
+    check = Lease.check
+    versions: list[int] = []
+
+    def late(self: Lease) -> None:
+        check(self)
+        if not versions:
+            versions.append(0)
+            monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+            for number in range(3, 6):
+                bucket.write(0, b"a", b"%d" % number)
+                caught_up(bucket, table)
+            compact(TablePlace.parse(table), seconds=0)
+            versions.append(DeltaTable(table).version())
+
+    monkeypatch.setattr(Lease, "check", late)
+    with pytest.raises(LogMovedOn, match=r"stood still .*nothing was committed"):
+        caught_up(bucket, table)
+    log = table / "_delta_log"
+    assert not (log / f"{2:020}.json").exists()
+    assert DeltaTable(table).version() == versions[1]
+    monkeypatch.undo()
     caught_up(bucket, table)
     assert documents_of(table) == bucket.documents()
 

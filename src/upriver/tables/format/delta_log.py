@@ -45,6 +45,10 @@ _CHECKPOINT: Final = re.compile(
 _LOOKS_BACK: Final = 10_000
 
 
+class LogMovedOn(UpriverError):
+    """The log has gone on, and was cleaned up, while a writer stood still."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of rows that is part of a table, or will be."""
@@ -281,7 +285,11 @@ def commit(
     operation: str,
     state: str | None = None,
 ) -> list[dict[str, Any]] | None:
-    """Makes a version of the table; None if that version exists already, else its actions."""
+    """Makes a version of the table; None if that version exists already, else its actions.
+
+    A writer that stood still may find that the version was made, and that its commit has been
+    cleaned up since. LogMovedOn then, and nothing was committed.
+    """
     info: dict[str, Any] = {
         "timestamp": int(time.time() * 1000),
         "operation": operation,
@@ -294,14 +302,29 @@ def commit(
         info[STATE] = state
     written: list[dict[str, Any]] = [{"commitInfo": info}, *map(dict, actions)]
     text = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in written).encode()
-    path = f"{LOG}/{version:020}.json"
-    return written if storage.create(path, text) else None
+    path = _commit_path(version)
+    if not storage.create(path, text):
+        return None
+    if version and not storage.exists(_commit_path(version - 1)):
+        commits, summed_up = log_versions(storage)
+        if (newest := max([*commits, *summed_up])) > version:
+            storage.delete([path])
+            raise LogMovedOn(
+                f"{storage.url} has version {newest} already, and its log no longer has the one "
+                f"before {version}, which was to be made: this process stood still for long; "
+                "nothing was committed; start the pipeline again if no other one runs"
+            )
+    return written
+
+
+def _commit_path(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
 
 
 def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
     """The actions of a commit; None if there is none."""
     try:
-        text = storage.read(f"{LOG}/{version:020}.json")
+        text = storage.read(_commit_path(version))
     except FileNotFoundError:
         return None
     return [json.loads(line) for line in text.splitlines() if line.strip()]
