@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -20,7 +22,6 @@ from upriver.tables.rows.json_columns import (
     NOT_FITTING,
     NOT_JSON,
     TOO_DEEP,
-    TOO_MANY_DIGITS,
     JsonColumns,
     Parsed,
 )
@@ -43,13 +44,13 @@ NO_DOCUMENTS = {
     b'{"n": NaN, "t": ":"}': NOT_JSON,
     b"": NOT_JSON,
     b'[{"n": 1}, {"n": 2}]': NOT_FITTING,
-    b'{"n": ' + b"9" * 5_000 + b"}": TOO_MANY_DIGITS,
     b'{"n": ' + b"[" * 5_000 + b"]" * 5_000 + b"}": TOO_DEEP,
     b'{"n":' * 5_000 + b"1" + b"}" * 5_000: TOO_DEEP,
     b'{"n":' + b"[" * 200 + b"]" * 200 + b', "t": ":"}': TOO_DEEP,
 }
 #: Documents with members that no column can hold.
 ODD_DOCUMENTS = (
+    b'{"n": ' + b"9" * 5_000 + b"}",
     b'{"\\ud800": 1, "\\ud800": ":"}',
     b'{"t": "\\udfff", "n": 1}',
     b'{"price": "NaN", "d": "NaN", "n": 1e400, "f": -1e39}',
@@ -175,6 +176,43 @@ def test_no_bytes_leave_the_parser_as_an_error(kind: str, values: list[bytes | N
             assert parsed.reasons[number] is None
             assert (cells[0]["id"], cells[0]["note"]) == (7, "12:30")
     pa.array(parsed.reasons, LETTERS.field("reason").type)
+
+
+_NUMBER_TEXTS = st.one_of(
+    st.integers().map(str),
+    st.integers(-(10**45), 10**45).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,25})?([eE][-+]?[0-9]{1,4})?", fullmatch=True),
+    st.sampled_from(["9007199254740993", "18446744073709551615", "1e400", "0.1", "1e-400", "-0"]),
+)
+NUMBER_TYPES = ("int", "long", "float", "double", "decimal(10,2)", "decimal(38,0)", "string")
+
+
+@pytest.mark.parametrize("kind", [*NUMBER_TYPES, "infer"])
+@given(texts=st.lists(_NUMBER_TEXTS, min_size=1, max_size=4))
+def test_a_number_is_in_its_column_as_it_was_written_or_rescued(
+    kind: str, texts: list[str]
+) -> None:
+    values: list[bytes | None] = [b'{"n": %s, "in": [%s]}' % (2 * (t.encode(),)) for t in texts]
+    shape: MirrorShape = SHAPES["inferred"]
+    if kind != "infer":
+        written = schema_json(f"n {kind}, in array<{kind}>")
+        shape = MirrorShape(schema=written, rescues=True)
+    while (grown := shape.grown([{"": parse(shape, values).seen}])) is not None:
+        shape = grown
+    parsed = parse(shape, values)
+    for number, text in enumerate(texts):
+        row = row_of(parsed, number)
+        rescued = json.loads(row["_rescued"] or "{}", parse_float=str, parse_int=str)
+        inside = row.get("in")
+        for name, cell in (("n", row.get("n")), ("in", inside and inside[0])):
+            if cell is None:
+                assert rescued[name] in (text, [text])
+            else:
+                is_float = pa.types.is_float32(parsed.columns["n"].type)
+                shown = np.float32(cell) if is_float else cell
+                assert Decimal(text) in (Decimal(str(shown)), Decimal(cell))
+                assert name not in rescued
 
 
 def parse(shape: MirrorShape, values: list[bytes | None]) -> Parsed:

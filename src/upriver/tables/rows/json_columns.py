@@ -15,33 +15,45 @@ and all of them are rescued.
 from __future__ import annotations
 
 import json
-import math
-import struct
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ...errors import ConfigError
+from .json_numbers import (
+    WrittenNumber,
+    as_decimal,
+    is_double,
+    is_float,
+    parse_exact,
+    parse_fraction,
+    parse_whole,
+)
 from .json_types import VOID, Type, can_be_column, merged, type_of
 from .rescued_members import (
+    column_text,
     doubled_in,
     has_doubled_members,
     left_over,
     members_of_pairs,
-    with_doubled,
+    rescued_text,
 )
 
 _Convert = Callable[[Any], Any]
 _INTEGERS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+#: A part of a second that a timestamp does not hold.
+_TOO_FINE: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]", re.ASCII)
 _ARROW_INTEGERS: Final = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 NOT_JSON: Final = "it is no JSON"
 TOO_DEEP: Final = "it is nested too deeply"
-TOO_MANY_DIGITS: Final = "a number in it has too many digits"
+#: Of a whole number that Python's own parser does not read; `parse_whole` does.
+_LONG_NUMBER: Final = "a number in it has too many digits"
 NOT_FITTING: Final = "it does not fit the schema"
 DOUBLED: Final = "it is there several times"
 #: Levels of a value. Far below what ends Python's parser, which depends on who calls it.
@@ -52,18 +64,6 @@ _MOST_NAMES: Final = 200
 
 class _Misfit(ValueError):
     """A member that does not fit its type."""
-
-
-class _Number(float):
-    """A JSON number with a fraction or an exponent, and how it was written."""
-
-    text: str
-
-    @classmethod
-    def parse(cls, text: str) -> _Number:
-        number = cls(text)
-        number.text = text
-        return number
 
 
 @dataclass(slots=True)
@@ -148,8 +148,12 @@ class JsonColumns:
         rows: list[dict[str, Any]] = []
         corrupt: list[bytes | None] = []
         reasons: list[str | None] = []
+        has_fractions = any(pa.types.is_floating(kind) for kind, _ in self._members.values())
+        decode = _decode_carefully if has_fractions else _decode
         for value in values.to_pylist():
-            found, reason = _object_in(value, _decode)
+            found, reason = _object_in(value, decode)
+            if reason is _LONG_NUMBER:
+                return None
             if value is not None and reason is None and self._needs_care(value, found):
                 return None
             rows.append(found)
@@ -212,7 +216,7 @@ class JsonColumns:
         if self._follows:
             self._follow(content, row, taken, seen)
         if row.rescued:
-            row.text = json.dumps(with_doubled(row.rescued))
+            row.text = rescued_text(row.rescued)
         return row
 
     def _doubled(self, content: dict[str, Any]) -> dict[str, list[Any]]:
@@ -250,10 +254,11 @@ class JsonColumns:
                 continue
             lower = name.lower()
             is_free = lower not in taken and lower not in self._lower
-            if self._full or not is_free or not can_be_column(name):
+            kind = type_of(member)
+            if self._full or not is_free or not can_be_column(name) or kind == VOID:
                 row.rescued.setdefault(name, member)
             else:
-                seen[name] = type_of(member)
+                seen[name] = kind
         for name in (*row.rescued, *self._open):
             if name in self._types and content.get(name) is not None:
                 kind = type_of(content[name])
@@ -285,7 +290,7 @@ def _object_in(
     except (json.JSONDecodeError, UnicodeDecodeError):
         return {}, NOT_JSON
     except ValueError:
-        return {}, TOO_MANY_DIGITS  # of an integer: Python's limit
+        return {}, _LONG_NUMBER
     except RecursionError:
         return {}, TOO_DEEP
     if value.count(b"[") + value.count(b"{") > _DEEPEST and _is_deep(found):
@@ -306,8 +311,13 @@ def _no(text: str) -> Any:
 
 
 _decode: Final = json.JSONDecoder(parse_constant=_no).decode
+#: Numbers that no double holds are no plain doubles: their column is not a plain one.
+_decode_carefully: Final = json.JSONDecoder(parse_float=parse_exact, parse_constant=_no).decode
 _decode_exactly: Final = json.JSONDecoder(
-    parse_float=_Number.parse, parse_constant=_no, object_pairs_hook=members_of_pairs
+    parse_float=parse_fraction,
+    parse_int=parse_whole,
+    parse_constant=_no,
+    object_pairs_hook=members_of_pairs,
 ).decode
 _NULL: Final = type(None)
 #: What members are in Python that become a column of a type as they are.
@@ -331,8 +341,8 @@ def _type(declared: Any, name: str) -> tuple[pa.DataType, _Convert]:
     plain: dict[str, tuple[pa.DataType, _Convert]] = {
         "string": (pa.string(), _text),
         "boolean": (pa.bool_(), _boolean),
-        "double": (pa.float64(), _double),
-        "float": (pa.float32(), _float),
+        "double": (pa.float64(), _fraction(is_double)),
+        "float": (pa.float32(), _fraction(is_float)),
         "date": (pa.date32(), _date),
         "timestamp": (pa.timestamp("us", tz="UTC"), _timestamp),
     }
@@ -375,7 +385,7 @@ def _of(kind: type, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        value = column_text(value)
     try:
         value.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which no text has
@@ -400,31 +410,27 @@ def _integer(bits: int) -> _Convert:
     return convert
 
 
-def _double(value: Any) -> float:
-    if isinstance(value, float) or type(value) is int:
-        return float(value)
-    if value in ("NaN", "Infinity", "-Infinity", "+INF", "INF", "-INF"):
-        return float(value.replace("INF", "Infinity"))
-    raise _Misfit
+_NO_NUMBERS: Final = ("NaN", "Infinity", "-Infinity", "+INF", "INF", "-INF")
 
 
-def _float(value: Any) -> float:
-    number = _double(value)
-    if math.isfinite(number):
-        number = struct.unpack("f", struct.pack("f", number))[0]
-    return number
+def _fraction(holds: Callable[[WrittenNumber], bool]) -> _Convert:
+    def convert(value: Any) -> float:
+        if type(value) is int:
+            value = parse_fraction(str(value))
+        if isinstance(value, WrittenNumber) and holds(value):
+            return float(value)
+        if value in _NO_NUMBERS:
+            return float(value.replace("INF", "Infinity"))
+        raise _Misfit
+
+    return convert
 
 
 def _decimal(precision: int, scale: int) -> _Convert:
-    def convert(value: Any) -> Decimal | None:
-        if not isinstance(value, float) and type(value) not in (int, str):
-            raise _Misfit
-        try:
-            number = Decimal(value.text if isinstance(value, _Number) else str(value))
-            number = number.quantize(Decimal(1).scaleb(-scale))
-        except InvalidOperation:
-            raise _Misfit from None
-        if not number.is_finite() or len(number.as_tuple().digits) > precision:
+    def convert(value: Any) -> Decimal:
+        text = value.text if isinstance(value, WrittenNumber) else str(value)
+        number = as_decimal(text, precision, scale) if type(value) is not bool else None
+        if number is None:
             raise _Misfit
         return number
 
@@ -439,8 +445,10 @@ def _date(value: Any) -> date:
 
 
 def _timestamp(value: Any) -> datetime:
+    if _TOO_FINE.search(_of(str, value)):
+        raise _Misfit
     try:
-        moment = datetime.fromisoformat(_of(str, value))
+        moment = datetime.fromisoformat(value)
     except ValueError:
         raise _Misfit from None
     if moment.tzinfo is None:

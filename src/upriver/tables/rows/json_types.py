@@ -1,8 +1,9 @@
 """Types of JSON values as Spark's JSON of a schema writes them: found in values, and widened.
 
-Whole numbers are ``long``, those with a fraction ``double``. What has no type yet, such as the
-elements of an empty array, is ``void`` until something else is seen, and text in the end: a column
-of text takes any JSON. A long widens to a double, a struct by members, an array by its elements.
+Whole numbers are ``long``, or ``decimal(38,0)`` where they need more than 64 bits; those with a
+fraction are ``double``. What has no type yet, such as the elements of an empty array or a number of
+more than 38 digits, is ``void`` until something else is seen, and text in the end: a column of text
+takes any JSON. Whole numbers widen to doubles, structs by members, arrays by their elements.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import ConfigError
+from .json_numbers import WrittenNumber
 
 #: A name, or a mapping for arrays, structs and maps.
 Type = Any
 
 VOID: Final = "void"
 _INTEGERS: Final = ("byte", "short", "integer", "long")
-_NUMBERS: Final = (*_INTEGERS, "float", "double")
+#: Of whole numbers that a long does not hold.
+_LARGE: Final = "decimal(38,0)"
+_NUMBERS: Final = (*_INTEGERS, _LARGE, "float", "double")
 _LEAST, _MOST = -(2**63), 2**63 - 1
 #: Characters that Delta does not take in the names of columns.
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
@@ -33,9 +37,11 @@ def type_of(value: Any, depth: int = 0) -> Type:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
-        return "long" if _LEAST <= value <= _MOST else "double"
+        if _LEAST <= value <= _MOST:
+            return "long"
+        return _LARGE if abs(value) < 10**38 else VOID
     if isinstance(value, float):
-        return "double"
+        return VOID if isinstance(value, WrittenNumber) and value.is_whole else "double"
     if isinstance(value, str) or depth >= _DEEPEST:
         return "string"
     if isinstance(value, list):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from .json_numbers import WrittenNumber
 from .json_types import Type
 
 
@@ -67,11 +68,33 @@ def left_over(value: Any, kind: Type, *, follows: bool) -> Any:
     return None
 
 
-def with_doubled(value: Any) -> Any:
-    """The value with a list of all values for a member that is there several times."""
+def column_text(value: Any) -> str:
+    """JSON for a column of text: without spaces, and with the last of members given twice."""
+    return _written(value, ",", ":", ascii_only=False, every=False)
+
+
+def rescued_text(value: Any) -> str:
+    """JSON of what is rescued: a member given twice has a list of all its values.
+
+    Half of a surrogate pair, which no text has, stays as it was escaped.
+    """
+    return _written(value, ", ", ": ", ascii_only=True, every=True)
+
+
+def _written(value: Any, comma: str, colon: str, *, ascii_only: bool, every: bool) -> str:
+    """JSON of a parsed value, with its numbers as they were written."""
+    if isinstance(value, WrittenNumber):
+        return value.text
+
+    def inside(one: Any) -> str:
+        return _written(one, comma, colon, ascii_only=ascii_only, every=every)
+
     if isinstance(value, dict):
-        return {name: with_doubled(one) for name, one in (value | doubled_in(value)).items()}
-    return [with_doubled(one) for one in value] if isinstance(value, list) else value
+        members = (value | doubled_in(value) if every else value).items()
+        return f"{{{comma.join(f'{inside(name)}{colon}{inside(one)}' for name, one in members)}}}"
+    if isinstance(value, list):
+        return f"[{comma.join(map(inside, value))}]"
+    return json.dumps(value, ensure_ascii=ascii_only)
 
 
 _decode_pairs: Final = json.JSONDecoder(object_pairs_hook=members_of_pairs).decode
