@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from talk import Talk, everything
+from waiting import until
 
-from upriver.errors import Status
+from upriver.errors import Status, StoreOutOfFiles
 from upriver.model import NO_END, VBucketState
 from upriver.store import BucketSettings, PrepareWrite, SetDocument, Store
 from upriver.testing import TemporaryProducer
@@ -80,6 +81,25 @@ def test_prepares_that_were_pending_when_the_server_was_killed_are_committed(
         while (answer := talk.ask(kv.Get(vbucket=1, key=b"k"))).status is not Status.SUCCESS:
             assert answer.status is Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS
         assert answer.value == b"v"
+
+
+def test_prepares_are_committed_once_the_process_may_open_files_again(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, failures = Store.buckets, list[str]()
+
+    def buckets(store: Store) -> list[str]:
+        if len(failures) < 3:
+            failures.append("Too many open files")
+            raise StoreOutOfFiles(path=str(store.path), problem=failures[-1])
+        return listed(store)
+
+    monkeypatch.setattr(Store, "buckets", buckets)
+    producer.bucket.write(PrepareWrite(1, SetDocument(1, b"\0k", b"v"), 1))
+    until(lambda: not producer.bucket.vbuckets_with_prepares())
+    assert failures
+    with Talk(producer) as talk:
+        assert talk.ask(kv.Get(vbucket=1, key=b"k")).value == b"v"
 
 
 def test_a_topology_makes_writes_wait_for_the_copies_that_it_names(

@@ -127,12 +127,14 @@ class DurabilityMonitor:
                 for bucket, vbucket in self._awaited():
                     self._look_at(bucket, vbucket, now)
             self._resolve_lost()
+            is_pending = self._is_pending
         except StoreError as error:
             logger.warning("durable writes wait: %s", error)
+            is_pending = True  # for all that is known
         if self._waiting:
             self._schedule(self._pause)
             self._pause = min(2 * self._pause, _LAST_PAUSE)
-        elif self._is_pending:
+        elif is_pending:
             self._schedule(_IDLE_PAUSE)
 
     def _awaited(self) -> list[tuple[Bucket, int]]:
