@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import socket
 import ssl
 import threading
@@ -367,13 +368,15 @@ def test_connections_that_begin_no_handshake_count(
         port = producer.producer.server.http_port if http else producer.port
         assert port is not None
         with ExitStack() as stack:
-            for _ in range(3):
+            silent = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
-            for _ in range(20):
-                refused = socket.create_connection(("127.0.0.1", port), PATIENCE)
-                stack.enter_context(refused)
+                for _ in range(23)
+            ]
+            for dropped in silent[:20]:
                 with suppress(ConnectionError):
-                    assert refused.recv(1) == b""
+                    assert dropped.recv(1) == b""
+            left = silent[20:]
+            assert not select.select(left, (), (), 0)[0]
 
 
 def test_silent_handshakes_keep_nobody_out(
@@ -388,6 +391,70 @@ def test_silent_handshakes_keep_nobody_out(
         with SecretTalk(producer, certificates) as talk:
             assert talk.ask(kv.Noop()).status is Status.SUCCESS
         assert silent[0].is_closed()  # the oldest of them made room
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "TLS"])
+def test_strangers_keep_nobody_out(users: Path, certificates: Certificates, secret: bool) -> None:
+    """Whoever has authenticated stays; of the others, the oldest makes room for a new one."""
+    settings = ServerSettings(users=users, max_connections=3)
+    if secret:
+        settings = replace(settings, certificate=certificates.server, key=certificates.server)
+
+    def open_talk(producer: TemporaryProducer) -> Talk:
+        return SecretTalk(producer, certificates) if secret else Talk(producer)
+
+    with (
+        TemporaryProducer(vbuckets=1, settings=settings) as producer,
+        ExitStack() as stack,
+    ):
+        known = stack.enter_context(open_talk(producer))
+        assert known.ask(plain("admin")).status is Status.SUCCESS
+        strangers = [stack.enter_context(open_talk(producer)) for _ in range(10)]
+        for stranger in strangers[:8]:
+            assert stranger.is_closed()
+        assert strangers[9].ask(kv.Noop()).status is Status.SUCCESS  # which tells nothing of it
+        second = stack.enter_context(open_talk(producer))
+        assert second.ask(plain("reader")).status is Status.SUCCESS
+        third = stack.enter_context(open_talk(producer))
+        assert third.ask(plain("reader")).status is Status.SUCCESS
+        assert strangers[8].is_closed()
+        assert strangers[9].is_closed()
+        for _ in range(5):
+            with suppress(OSError):  # while its TLS handshake is made
+                assert stack.enter_context(open_talk(producer)).is_closed()
+        for talk in (known, second, third):
+            assert talk.ask(kv.Noop()).status is Status.SUCCESS
+
+
+def test_who_failed_to_authenticate_again_is_a_stranger(users: Path) -> None:
+    settings = ServerSettings(users=users, max_connections=2, authentication_delay=0)
+    with (
+        TemporaryProducer(vbuckets=1, settings=settings) as producer,
+        Talk(producer) as first,
+        Talk(producer) as second,
+    ):
+        for talk in (first, second):
+            assert talk.ask(plain("admin")).status is Status.SUCCESS
+        assert second.ask(plain("admin", "wrong")).status is Status.AUTH_ERROR
+        with Talk(producer) as third:
+            assert third.ask(plain("admin")).status is Status.SUCCESS
+            assert second.is_closed()
+            assert first.ask(kv.Noop()).status is Status.SUCCESS
+
+
+def test_silent_connections_keep_nobody_out_where_nobody_must_say_who_it_is() -> None:
+    settings = ServerSettings(max_connections=3)
+    with (
+        TemporaryProducer(vbuckets=1, settings=settings) as producer,
+        ExitStack() as stack,
+    ):
+        known = stack.enter_context(Talk(producer))
+        assert known.ask(kv.Noop()).status is Status.SUCCESS
+        silent = [stack.enter_context(Talk(producer)) for _ in range(10)]
+        with Talk(producer) as talk:
+            assert talk.ask(kv.Set(key=b"key")).status is Status.SUCCESS
+        assert all(stranger.is_closed() for stranger in silent[:9])
+        assert known.ask(kv.Noop()).status is Status.SUCCESS
 
 
 def test_more_connections_than_allowed_are_turned_away() -> None:

@@ -25,6 +25,7 @@ from .connections.file_descriptors import room_for_connections
 from .connections.listener import Listener
 from .connections.memory_limit import MemoryLimit
 from .connections.server_counters import Traffic
+from .connections.strangers import Strangers
 from .connections.thread_pools import ThreadPools
 from .durability_monitor import DurabilityMonitor
 from .keyvalue import BackgroundWork, KeyValue
@@ -65,6 +66,8 @@ class Server:
         self.durability = DurabilityMonitor(node, self.copied)
         #: In the order in which they were opened, as are those that follow a vbucket.
         self._connections: dict[Connection, None] = {}
+        #: The ones of them that have not said who they are.
+        self.strangers = Strangers()
         #: Set while there is no connection.
         self._empty = asyncio.Event()
         self._empty.set()
@@ -127,6 +130,7 @@ class Server:
             handshake_seconds=self.settings.authentication_time,
             established=lambda: len(self._connections),
             limit=self._max_connections,
+            strangers=self.strangers,
             released=self.buffers.released,
         )
         return await self._listener.start(self.settings.host, self.settings.port)
@@ -182,9 +186,9 @@ class Server:
         return frozenset(self._connections)
 
     def admit(self, connection: Connection) -> bool:
-        if len(self._connections) >= self._max_connections:
-            if self._listener is not None:
-                self._listener.refuse(connection.client.peer)
+        if len(self._connections) >= self._max_connections and (
+            self._listener is None or not self._listener.makes_room(connection.client.peer)
+        ):
             return False
         self._connections[connection] = None
         self._empty.clear()
@@ -192,6 +196,7 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.strangers.discard(connection)
         self.buffers.forget(connection)
         if not self._connections:
             self._empty.set()

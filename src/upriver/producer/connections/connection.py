@@ -69,6 +69,8 @@ class Connection(asyncio.Protocol):
         self._outbox = SendBuffer(self.go_on)
         self._limiter = ReadLimiter(self, server, self._inbox, self._outbox, self.check_memory)
         self._closing = False
+        #: Whether the peer has sent a request.
+        self._asked = False
         #: Whether the peer has closed its side, and whether the socket is closed.
         self._ended = self._lost = False
         #: Attributes that the `ConnectionScheduler` sets.
@@ -185,6 +187,19 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.abort()
 
+    def give_way(self) -> bool:
+        """Closes the connection at once, for a new one, unless its client is known by now."""
+        if self._known:
+            return False
+        self.abort()
+        self._server.forget(self)
+        return True
+
+    @property
+    def _known(self) -> bool:
+        """Whether the client has authenticated, or need not and has sent a request."""
+        return self.identified and self._asked
+
     @property
     def identified(self) -> bool:
         """Whether the client has authenticated, or need not."""
@@ -285,6 +300,10 @@ class Connection(asyncio.Protocol):
     def _look_at_client(self) -> None:
         """Sets the limits and the fast path, which depend on authentication and roles."""
         settings, known = self._server.settings, self.identified
+        if self._known:
+            self._server.strangers.discard(self)
+        elif not self._closing:
+            self._server.strangers.add(self, self.give_way)
         limit = settings.max_body if known else min(settings.max_body, SMALL)
         self._inbox.expect(limit, uniform=known)
         limit = settings.connection_memory
@@ -326,6 +345,9 @@ class Connection(asyncio.Protocol):
                 return False
             self._refuse(packet, error)
             return True
+        if not self._asked:  # a client that need not authenticate is known by this
+            self._asked = True
+            self._look_at_client()
         if isinstance(message, m.Response):
             if message.command is Command.CLUSTERMAP_CHANGED:
                 return True  # some clients respond to a map notification

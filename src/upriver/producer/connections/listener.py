@@ -14,7 +14,10 @@ import socket
 import ssl
 from asyncio import sslproto
 from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from .strangers import Strangers
 
 logger = logging.getLogger("upriver.producer")
 
@@ -47,14 +50,17 @@ class Listener:
         handshake_seconds: float,
         established: Callable[[], int],
         limit: int,
+        strangers: Strangers | None = None,
         name: str = "",
         released: Callable[[], None] = lambda: None,
     ) -> None:
         """``established`` counts the connections that ``factory`` made and that are still open.
 
-        While these and the ones in a handshake reach ``limit``, further connections are closed at
-        once. ``name`` identifies the listener in the log. ``released`` is called when
-        a handshake ended without a connection, and its memory is free.
+        While these and the ones in a handshake reach ``limit``, a further connection takes the
+        place of the oldest of ``strangers``, or is closed at once if there is none. The caller adds
+        its connections to them, and the listener its handshakes. ``name`` identifies the
+        listener in the log. ``released`` is called when a handshake ended without a connection, and
+        its memory is free.
         """
         self._factory = factory
         self._tls = tls
@@ -63,18 +69,20 @@ class Listener:
         self._handshake_seconds = handshake_seconds
         self._established = established
         self._limit = limit
+        self._strangers = Strangers() if strangers is None else strangers
         self._name = f"{name}: " if name else ""
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
-        #: TLS handshakes under way, oldest first.
-        self._greetings: dict[asyncio.Task[bool], None] = {}
+        #: TLS handshakes under way, oldest first, with their sockets.
+        self._greetings: dict[asyncio.Task[bool], socket.socket] = {}
         #: Accepted sockets whose task has not run yet: nothing else would close them.
         self._unstarted: set[socket.socket] = set()
         #: How often accept() failed for lack of descriptors or memory.
         self.exhausted = 0
-        #: Connections refused since the last log line about them, and when that was written.
-        self._refused, self._refused_logged = 0, float("-inf")
+        #: Connections refused, and dropped for others, since the last log line about them, and when
+        #: that was written.
+        self._refused, self._dropped, self._logged = 0, 0, float("-inf")
 
     async def start(self, host: str, port: int) -> int:
         """Starts to listen; returns the port."""
@@ -119,33 +127,52 @@ class Listener:
                 continue  # the peer has closed the connection before it was accepted
             # without TLS a connection is established at once, and would be counted twice
             in_handshake = len(self._greetings) if self._tls else 0
-            if self._established() + in_handshake >= self._limit:
+            if self._established() + in_handshake >= self._limit and not self.makes_room(peer):
                 connection.close()
-                self.refuse(peer)
                 continue
-            if in_handshake >= _MAX_HANDSHAKES:
-                next(iter(self._greetings)).cancel()
+            if self._tls and len(self._greetings) >= _MAX_HANDSHAKES:
+                self._drop(next(iter(self._greetings)))
             connection.setblocking(False)
             self._unstarted.add(connection)
             greeting = self._loop.create_task(self._greet(connection))
-            self._greetings[greeting] = None
+            self._greetings[greeting] = connection
+            if self._tls:
+                self._strangers.add(greeting, partial(self._drop, greeting))
             greeting.add_done_callback(self._greeted)
 
     def _greeted(self, greeting: asyncio.Task[bool]) -> None:
-        del self._greetings[greeting]
+        self._greetings.pop(greeting, None)
+        self._strangers.discard(greeting)
         if greeting.cancelled() or not greeting.result():
             self._released()
 
-    def refuse(self, peer: object) -> None:
-        """Logs a refused connection, at most one line a second."""
-        self._refused += 1
+    def _drop(self, greeting: asyncio.Task[bool]) -> bool:
+        """Ends a handshake, whose place is free at once."""
+        self._strangers.discard(greeting)
+        connection = self._greetings.pop(greeting)
+        if connection in self._unstarted:
+            self._unstarted.discard(connection)
+            connection.close()
+        greeting.cancel()
+        return True
+
+    def makes_room(self, peer: object) -> bool:
+        """Drops a stranger for a connection above the limit; false if there is none.
+
+        Logs it, at most one line a second.
+        """
+        made = self._strangers.drop_oldest()
+        self._dropped += made
+        self._refused += not made
         now = self._loop.time()
-        if now - self._refused_logged >= _REFUSED_SECONDS:
+        if now - self._logged >= _REFUSED_SECONDS:
             logger.warning(
-                "%s%d connections refused, the last one from %s: there are %d, which is the limit",
-                *(self._name, self._refused, peer, self._limit),
+                "%sthere are %d connections, which is the limit: %d refused, and %d dropped for "
+                "others before they had said who they are; the last one came from %s",
+                *(self._name, self._limit, self._refused, self._dropped, peer),
             )
-            self._refused, self._refused_logged = 0, now
+            self._refused, self._dropped, self._logged = 0, 0, now
+        return made
 
     def _pause(self, listening: socket.socket, problem: OSError) -> None:
         """Stops accepting for a moment: the socket stays readable, so the loop would spin."""
