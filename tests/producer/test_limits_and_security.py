@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -455,6 +456,66 @@ def test_silent_connections_keep_nobody_out_where_nobody_must_say_who_it_is() ->
             assert talk.ask(kv.Set(key=b"key")).status is Status.SUCCESS
         assert all(stranger.is_closed() for stranger in silent[:9])
         assert known.ask(kv.Noop()).status is Status.SUCCESS
+
+
+def is_open(link: socket.socket) -> bool:
+    link.settimeout(0)
+    try:
+        while link.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("with_users", [False, True])
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET /pools HTTP/1.1\r\nX-Slow: ",
+        b"POST /pools HTTP/1.1\r\nContent-Length: 10\r\n\r\n",
+        b"GET /pools HTTP/1.1\r\nAuthorization: Basic YW5uOndyb25n\r\n\r\n",
+    ],
+    ids=["silent", "slow head", "slow body", "wrong password"],
+)
+def test_slow_requests_keep_nobody_from_the_management_port(
+    users: Path, monkeypatch: pytest.MonkeyPatch, beginning: bytes, with_users: bool
+) -> None:
+    defaults = HttpServer.__init__.__kwdefaults__
+    assert defaults is not None
+    for name, value in {
+        "max_connections": 3,
+        "head_time": PATIENCE,
+        "refusal_delay": PATIENCE,
+    }.items():
+        monkeypatch.setitem(defaults, name, value)
+    settings = ServerSettings(users=users if with_users else None)
+    streams = b"GET /pools/default/bs/default HTTP/1.1\r\n"
+    asks = b"GET /pools HTTP/1.1\r\n"
+    admin = b"Authorization: Basic " + b64encode(f"admin:{SECRET}".encode()) + b"\r\n\r\n"
+    with (
+        TemporaryProducer(vbuckets=1, settings=settings) as producer,
+        ExitStack() as stack,
+    ):
+        port = producer.producer.server.http_port
+        assert port is not None
+
+        def connected(request: bytes) -> socket.socket:
+            link = socket.create_connection(("127.0.0.1", port), PATIENCE)
+            link.sendall(request)
+            return stack.enter_context(link)
+
+        stream = connected(streams + admin)
+        assert stream.recv(12) == b"HTTP/1.1 200"
+        slow = [connected(beginning) for _ in range(10)]
+        asked = connected(asks + admin)
+        assert asked.recv(12) == b"HTTP/1.1 200"
+        for dropped in slow[:7]:
+            with suppress(ConnectionError):
+                while dropped.recv(4096):
+                    pass
+        assert is_open(stream)  # whoever has said who it is keeps its place
 
 
 def test_more_connections_than_allowed_are_turned_away() -> None:

@@ -15,10 +15,12 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
 
 from ..connections.listener import Listener
+from ..connections.strangers import Strangers
 from .http_messages import (
     MAX_HEAD,
     HttpRefusal,
@@ -88,6 +90,10 @@ class HttpServer:
         self._refusal_delay = refusal_delay
         self._listener: Listener | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        #: Those of them that count, because they were not dropped for others; and the ones of these
+        #: that have not authenticated, or sent a whole request if they need not authenticate.
+        self._places: set[asyncio.Task[None]] = set()
+        self._strangers = Strangers()
         #: One event for each map stream, set by `notify`.
         self._streams: set[asyncio.Event] = set()
         self._closing = False
@@ -100,8 +106,9 @@ class HttpServer:
             self._protocol,
             tls=tls,
             handshake_seconds=self._head_time,
-            established=lambda: len(self._connections),
+            established=lambda: len(self._places),
             limit=self._max_connections,
+            strangers=self._strangers,
             name="HTTP",
         )
         return host, await self._listener.start(host, port)
@@ -131,13 +138,18 @@ class HttpServer:
     # ---- one connection ------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self._max_connections:
+        if len(self._places) >= self._max_connections and (
+            self._listener is None
+            or not self._listener.makes_room(writer.get_extra_info("peername"))
+        ):
             # No response: sending one would use the resources that the limit protects.
             writer.transport.abort()
             return
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._places.add(task)
+        self._strangers.add(task, partial(self._drop, task))
         try:
             try:
                 await self._serve(reader, writer)
@@ -152,6 +164,18 @@ class HttpServer:
         finally:
             writer.transport.abort()  # if it is not closed already
             self._connections.discard(task)
+            self._places.discard(task)
+            self._strangers.discard(task)
+
+    def _drop(self, task: asyncio.Task[None]) -> bool:
+        """Ends a connection, whose place is free at once."""
+        self._places.discard(task)
+        task.cancel()
+        return True
+
+    def _keep_place(self) -> None:
+        """Keeps the place of the running connection from being given to another."""
+        self._strangers.discard(asyncio.current_task())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(self._head_time):
@@ -160,6 +184,7 @@ class HttpServer:
         user = await self._authenticate(request, writer)
         async with asyncio.timeout(self._head_time):
             request = await read_body(request, reader, writer)
+        self._keep_place()
         bucket = _streamed(request)
         if bucket is not None:
             await self._stream(bucket, user, reader, writer)
@@ -198,6 +223,8 @@ class HttpServer:
                 "a user and password are needed",
                 {"WWW-Authenticate": 'Basic realm="upriver"'},
             )
+        if self._users.needs_proof(user):
+            self._keep_place()
         return user
 
     async def _stream(
