@@ -154,7 +154,7 @@ def test_a_sign_in_that_is_wrong_is_refused(url: str, body: bytes, kind: str, st
 
 def test_sessions_are_bounded_in_number_and_time() -> None:
     now = [0.0]
-    sessions = Sessions(lambda name, password: name, clock=lambda: now[0])
+    sessions = Sessions(lambda name, password, address: name, clock=lambda: now[0])
     first = sessions.open("ann")
     now[0] += sign_in._IDLE_SECONDS
     assert sessions.user(first) == "ann"  # which counts as use

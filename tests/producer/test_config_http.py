@@ -25,7 +25,9 @@ from upriver.producer.bootstrap.http_messages import (
     HttpRequest,
     HttpResponse,
 )
+from upriver.producer.bootstrap.password_checks import PasswordChecks
 from upriver.producer.bootstrap.users import MIN_ITERATIONS, Grant, Role, Users
+from upriver.producer.connections.thread_pools import ThreadPools
 
 ANYBODY = Users.unrestricted()
 LAST_CHUNK = b"0\r\n\r\n"
@@ -129,13 +131,16 @@ def serve(
 
     async def main() -> None:
         api = Maps(users)
-        server = HttpServer(users, api, refusal_delay=0, **options)
+        pools = ThreadPools()
+        passwords = PasswordChecks(pools.submit, held=0, clock=asyncio.get_running_loop().time)
+        server = HttpServer(users, api, passwords, refusal_delay=0, **options)
         _, port = await server.start("127.0.0.1", 0)
         try:
             async with asyncio.timeout(20):
                 await scenario(Site(server, port, api.maps))
         finally:
             await server.close()
+            pools.close()
 
     asyncio.run(main())
 

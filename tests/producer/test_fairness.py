@@ -9,13 +9,17 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from serverkit import users_file
 from talk import Talk
 from waiting import until
 
 from upriver.errors import Status, StoreRefusal
+from upriver.producer.bootstrap import password_checks
+from upriver.producer.bootstrap.users import Role
 from upriver.producer.connections import thread_pools
 from upriver.producer.connections.connection_scheduler import (
     TURN_PACKETS,
@@ -26,6 +30,7 @@ from upriver.producer.connections.thread_pools import ThreadPools
 from upriver.producer.keyvalue import BackgroundWork, Blocking
 from upriver.producer.keyvalue.dispatch import _HANDLERS
 from upriver.producer.keyvalue.request_context import Call
+from upriver.producer.server_settings import ServerSettings
 from upriver.store import SetDocument
 from upriver.testing import MemoryProducer, TemporaryProducer
 from upriver.testing.memory_producer import MemoryLink
@@ -240,15 +245,26 @@ def test_what_waits_in_a_class_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         threads.close()
 
 
+@pytest.fixture
+def guarded(tmp_path: Path) -> ServerSettings:
+    """Of a server with users, so that it hashes passwords."""
+    return ServerSettings(users=users_file(tmp_path, {"a": (Role.READ_DATA,)}))
+
+
 def test_a_client_is_told_to_come_back_where_too_much_waits(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, guarded: ServerSettings
 ) -> None:
     monkeypatch.setattr(thread_pools, "MOST_WAITING", 0)
     with TemporaryProducer(vbuckets=1) as server, Talk(server) as talk:
         assert talk.ask(kv.Compact(vbucket=0)).status is Status.TEMPORARY_FAILURE
-        guess = kv.SaslAuth(mechanism="PLAIN", payload=b"\0a\0b")
-        assert talk.ask(guess).status is Status.TEMPORARY_FAILURE
         assert talk.ask(kv.Noop()).status is Status.SUCCESS
+    with TemporaryProducer(vbuckets=1, settings=guarded) as server, Talk(server) as talk:
+        guess = kv.SaslAuth(mechanism="PLAIN", payload=b"\0a\0b")
+        for _ in range(2 * password_checks.MOST_OF_ADDRESS):  # which checked nothing
+            assert talk.ask(guess).status is Status.TEMPORARY_FAILURE
+        assert talk.ask(kv.Noop()).status is Status.SUCCESS
+        monkeypatch.undo()
+        assert talk.ask(guess).status is Status.AUTH_ERROR
 
 
 # ---- answers that fail late --------------------------------------------------------------
@@ -270,9 +286,9 @@ def test_a_fault_of_ours_is_answered(monkeypatch: pytest.MonkeyPatch, late: bool
 
 
 def test_a_fault_while_authenticating_closes_the_connection_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, guarded: ServerSettings
 ) -> None:
-    with TemporaryProducer(vbuckets=1) as server, Talk(server) as talk:
+    with TemporaryProducer(vbuckets=1, settings=guarded) as server, Talk(server) as talk:
         monkeypatch.setattr(server.producer.node, "exchange", lambda client: _broken)
         talk.send(kv.SaslAuth(mechanism="PLAIN", payload=b"\0a\0b"))
         assert talk.is_closed()

@@ -84,7 +84,7 @@ class RemoteServer:
         asked = urlencode({"bucket": bucket, "collection": collection, "key": key})
         return self._usable(DocumentDetail, self._fetched(f"/document.json?{asked}"))
 
-    def authenticate(self, name: str, password: str) -> str | None:
+    def authenticate(self, name: str, password: str, address: str) -> str | None:
         return None
 
     def may_see(self, user: str | None) -> Callable[[str], bool]:

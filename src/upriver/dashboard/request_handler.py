@@ -24,7 +24,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -32,7 +32,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from .._hosts import is_loopback
-from ..errors import UpriverError
+from ..errors import StoreRefusal, UpriverError
 from .collector import Collector
 from .figure_types import DocumentDetail, StatsDocument
 from .prometheus_metrics import exposition
@@ -47,6 +47,8 @@ _MAX_REQUEST: Final = 16 * 1024
 _MAX_BODY: Final = 4096
 #: Seconds for a request to arrive, and for its response to be received.
 _REQUEST_TIME: Final = 10.0
+#: Seconds, for the header, until a password may be tried again after too many were checked.
+_RETRY_SECONDS: Final = "1"
 #: The number of missing samples after which /health reports a problem.
 _MISSED_SAMPLES: Final = 10
 
@@ -132,15 +134,23 @@ class RequestHandler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
     def do_GET(self) -> None:
-        if self._is_for_us():
-            self._get()
+        self._answer(self._get)
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, answer: Callable[[], None]) -> None:
         if not self._is_for_us():
             return
+        try:
+            answer()
+        except StoreRefusal as busy:  # so many passwords are checked that this one has to wait
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, busy.rule, {"Retry-After": _RETRY_SECONDS})
+
+    def _post(self) -> None:
         if self.path == "/sign-in":
             self._sign_in()
         elif self.path == "/sign-out":
@@ -201,7 +211,10 @@ class RequestHandler(BaseHTTPRequestHandler):
         if user := sessions.user(cookie_token(self.headers.get("Cookie", ""))):
             return user
         given = basic_credentials(self.headers.get("Authorization", ""))
-        return sessions.check(*given) if given is not None else None
+        return self._checked(sessions, *given) if given is not None else None
+
+    def _checked(self, sessions: Sessions, name: str, password: str) -> str | None:
+        return sessions.check(name, password, self.client_address[0])
 
     def _visible(self, user: str | None) -> StatsDocument | None:
         """What of the latest sample a viewer may see; None for all of it."""
@@ -231,7 +244,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, 'send {"user": NAME, "password": PASSWORD}')
             return
         sessions = self._dashboard.sessions
-        user = sessions.check(name, password) if sessions is not None else None
+        user = self._checked(sessions, name, password) if sessions is not None else None
         if sessions is None or user is None:
             self._refuse(HTTPStatus.FORBIDDEN, "the name or the password is wrong")
             return
@@ -327,9 +340,11 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     # ---- responses -----------------------------------------------------------------------
 
-    def _refuse(self, status: HTTPStatus, problem: str) -> None:
+    def _refuse(
+        self, status: HTTPStatus, problem: str, more: Mapping[str, str] | None = None
+    ) -> None:
         body = json.dumps({"error": problem}).encode()
-        self._send(status, body, _JSON)
+        self._send(status, body, _JSON, more)
 
     def _send(
         self, status: HTTPStatus, body: bytes, kind: str, more: Mapping[str, str] | None = None

@@ -15,8 +15,11 @@ class WatchedServer(Protocol):
     def needs_sign_in(self) -> bool:
         """Whether viewers need a name and password."""
 
-    def authenticate(self, name: str, password: str) -> str | None:
-        """The name of a user, None if the password is wrong."""
+    def authenticate(self, name: str, password: str, address: str) -> str | None:
+        """The name of a user, None if the password is wrong.
+
+        `StoreRefusal`: too many passwords are being checked, in all or for a viewer's address.
+        """
 
     def may_see(self, user: str | None) -> Callable[[str], bool]:
         """Whether a user may see the figures of a bucket, by the bucket's name."""

@@ -25,7 +25,8 @@ _IDLE_SECONDS: Final = 12 * 3600.0
 #: Seconds that a refused sign-in takes, so that passwords cannot be guessed quickly.
 _REFUSAL_SECONDS: Final = 0.5
 
-Authenticate = Callable[[str, str], str | None]
+#: Gets a name, a password and the viewer's address.
+Authenticate = Callable[[str, str, str], str | None]
 
 
 class Sessions:
@@ -38,15 +39,12 @@ class Sessions:
         self._authenticate = authenticate
         self._clock = clock
         self._lock = threading.Lock()
-        #: Checking a password costs processor time on purpose, so one is checked at a time.
-        self._checking = threading.Lock()
         #: By token: the user, and when the session was last used.
         self._open: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def check(self, name: str, password: str) -> str | None:
+    def check(self, name: str, password: str, address: str) -> str | None:
         """The user of a name and password, None if they are wrong."""
-        with self._checking:
-            user = self._authenticate(name, password)
+        user = self._authenticate(name, password, address)
         if user is None:
             time.sleep(_REFUSAL_SECONDS)
         return user

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from ..errors import ConfigError, Status, StoreRefusal
 from ..store import Bucket
 from .bootstrap.http import HttpServer
+from .bootstrap.password_checks import PasswordChecks
 from .bootstrap.rest_api import RestApi
 from .bootstrap.users import Role
 from .connections.client_info import ClientInfo
@@ -97,6 +98,9 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.turns = self.make_scheduler(self._loop)
         self.buffers = MemoryLimit(self._loop, self.settings.buffer_memory)
+        self.passwords = PasswordChecks(
+            self.in_thread, held=self.settings.authentication_delay, clock=self._loop.time
+        )
         self._max_connections = room_for_connections(self.settings.max_connections)
         tls = self.settings.tls_context()
         port = await self.listen(tls)
@@ -142,6 +146,7 @@ class Server:
         self._http = HttpServer(
             self.node.users,
             RestApi(self.node, self.drop_connections, self.rename),
+            self.passwords,
             takes_passwords=tls is not None or self.settings.takes_plain,
         )
         host, wanted = self.settings.host, self.settings.http_port

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ... import __version__
@@ -101,9 +102,16 @@ class ProducerFeed:
     def needs_sign_in(self) -> bool:
         return not self._producer.node.users.is_unrestricted
 
-    def authenticate(self, name: str, password: str) -> str | None:
-        """The user's name if the password is right, else None. Takes milliseconds."""
-        return self._producer.node.users.authenticate(name, password)
+    def authenticate(self, name: str, password: str, address: str) -> str | None:
+        """The user's name if the password is right, else None. Takes milliseconds.
+
+        `StoreRefusal`: the server checks too many passwords already.
+        """
+        users = self._producer.node.users
+        check = partial(users.authenticate, name, password)
+        if not users.costs_hashing(name):
+            return check()
+        return self._producer.server.passwords.submit(address, check).result()
 
     def may_see(self, user: str | None) -> Callable[[str], bool]:
         """Which buckets a user may see figures of: those in which the user has any role."""

@@ -83,10 +83,10 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class InThread:
-    """A response that takes long to compute, so it is computed in a thread."""
+    """The response to a password, whose check takes long, so it is computed in a thread."""
 
     call: Callable[[], list[m.Message] | Delayed]
-    #: Makes the response if the queue of the thread pool is full.
+    #: Makes the response if too many passwords are being checked.
     refused: Callable[[StoreRefusal], list[m.Message]]
 
 
@@ -127,7 +127,9 @@ class BootstrapCommands:
             case kv.SaslListMechanisms():
                 offered = " ".join(self._node.mechanisms(self._client))
                 return [_plain(request, dialect, value=offered.encode())]
-            case kv.SaslAuth(mechanism=sasl.PLAIN):
+            case kv.SaslAuth(mechanism=sasl.PLAIN) if self._node.users.costs_hashing(
+                sasl.plain_name(request.payload)
+            ):
                 return InThread(  # hashing takes long
                     lambda: self._authenticate(request),
                     lambda no: [self._refusal(request, dialect, no.status, no.rule)],

@@ -19,6 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
 
+from ...errors import StoreRefusal
 from ..connections.listener import Listener
 from ..connections.strangers import Strangers
 from .http_messages import (
@@ -30,6 +31,7 @@ from .http_messages import (
     read_body,
     read_request,
 )
+from .password_checks import RETRY_SECONDS, PasswordChecks
 from .users import MAX_NAME, Users
 
 logger = logging.getLogger("upriver.producer")
@@ -75,6 +77,7 @@ class HttpServer:
         self,
         users: Users,
         api: Api,
+        passwords: PasswordChecks,
         *,
         takes_passwords: bool = True,
         max_connections: int = MAX_CONNECTIONS,
@@ -84,6 +87,7 @@ class HttpServer:
         """Without ``takes_passwords``, passwords are refused: the network could read them."""
         self._users = users
         self._api = api
+        self._passwords = passwords
         self._takes_passwords = takes_passwords
         self._max_connections = max_connections
         self._head_time = head_time
@@ -212,10 +216,22 @@ class HttpServer:
                 "passwords are not taken without TLS: serve with a certificate and a key, or "
                 "with --plain-without-tls",
             )
-        user = await asyncio.to_thread(self._users.authenticate, name, password)
+        peer = writer.get_extra_info("peername")
+        check = partial(self._users.authenticate, name, password)
+        if self._users.costs_hashing(name):
+            try:
+                checking = self._passwords.submit(peer[0], check)
+            except StoreRefusal as refusal:
+                raise HttpRefusal(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    refusal.rule,
+                    {"Retry-After": str(RETRY_SECONDS)},
+                ) from None
+            user = await asyncio.wrap_future(checking)
+        else:
+            user = check()
         if user is None:
             if name:  # no delay without credentials: browsers send none at first
-                peer = writer.get_extra_info("peername")
                 logger.warning("HTTP from %s: authentication as %r failed", peer, name[:MAX_NAME])
                 await asyncio.sleep(self._refusal_delay)
             raise HttpRefusal(

@@ -73,6 +73,12 @@ def mechanisms(*, tls: bool, plain_without_tls: bool = False) -> tuple[str, ...]
     return (*_SCRAM, PLAIN) if tls or plain_without_tls else tuple(_SCRAM)
 
 
+def plain_name(payload: bytes) -> str:
+    """Returns the name in a message of PLAIN; empty if it has none."""
+    parts = payload.split(b"\0") if len(payload) <= MAX_PAYLOAD else []
+    return parts[1].decode(errors="replace") if len(parts) == 3 else ""
+
+
 class SaslExchange:
     """Authenticates one client. It may be started again, before and after it ended.
 
@@ -240,6 +246,8 @@ _ESCAPES: Final = {"2C": ",", "3D": "="}
 
 
 def _name(text: str) -> str:
+    if len(text) > 4 * MAX_NAME:  # preparing takes long for a long text
+        raise _Malformed("an empty or very long name")
     try:
         name = prepare(text)
     except ValueError as problem:

@@ -242,6 +242,15 @@ class Users:
         """Whether a client of this name must prove that it knows a password."""
         return not self._unrestricted or name in self._users
 
+    def costs_hashing(self, name: str) -> bool:
+        """Whether a password of this name, as a client sent it, takes milliseconds to check."""
+        if self._unrestricted and not self._users:
+            return False
+        try:
+            return self.needs_proof(_prepared(name, "a user's name", MAX_NAME))
+        except ConfigError:
+            return False
+
     def verifier(self, name: str, digest: Digest) -> Verifier:
         """Returns a user's verifier, or a stand-in for which no proof exists."""
         if not self.needs_proof(name):
@@ -254,7 +263,7 @@ class Users:
     def authenticate(self, name: str, password: str) -> str | None:
         """Returns the user's name if the password is right, else None.
 
-        Takes milliseconds in either case, so it can run in a thread.
+        Takes milliseconds in either case if it `costs_hashing`, so it can run in a thread.
         """
         try:
             name = _prepared(name, "a user's name", MAX_NAME)
@@ -340,6 +349,8 @@ def _check_iterations(count: int) -> None:
 
 
 def _prepared(text: str, what: str, limit: int) -> str:
+    if len(text) > 4 * limit:  # preparing takes long for a long text
+        raise ConfigError(f"{what} has 1 to {limit} bytes")
     try:
         prepared = prepare(text)
     except ValueError as problem:

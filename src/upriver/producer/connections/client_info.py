@@ -38,5 +38,10 @@ class ClientInfo:
         """Whether the connection was opened for DCP, in either direction."""
         return self.consumes or self.options is not None
 
+    @property
+    def host(self) -> str:
+        """The address of the peer without its port."""
+        return self.peer.rpartition(":")[0]
+
     def has(self, feature: Feature) -> bool:
         return feature in self.features

@@ -330,7 +330,9 @@ class DeferredResponses:
             self._delay(answer)
             return
         try:
-            future = self._server.in_thread(BackgroundWork.HASHING, answer.call)
+            future = self._server.passwords.submit(
+                self._owner.client.host, answer.call, lambda made: isinstance(made, Delayed)
+            )
         except StoreRefusal as refusal:
             self._owner.reply(*answer.refused(refusal))
             return
