@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,14 +20,21 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from waiting import until
 
+from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.consumer import Consumer
+from upriver.dashboard import httpd
 from upriver.dashboard.collector import Collector
+from upriver.dashboard.figure_types import VBucketDetail
 from upriver.dashboard.httpd import DashboardServer
 from upriver.dashboard.prometheus_metrics import METRICS
 from upriver.errors import ConfigError, UpriverError
 from upriver.testing import TemporaryProducer
 
 PAGE = files("upriver.dashboard") / "page"
+SLOW_BODY = (
+    b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 9\r\n\r\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -229,16 +239,50 @@ def test_nonsense_is_closed_and_hurts_nobody(url: str, request_bytes: bytes) -> 
     assert ask(url, "/health").status == 200
 
 
-def test_viewers_beyond_the_limit_are_turned_away_until_others_leave(url: str) -> None:
-    idle = [socket_to(url) for _ in range(40)]
-    try:
-        # who is turned away is closed at once, which the others are not
-        turned_away = until(lambda: [link for link in idle if _is_closed(link)])
-        assert len(turned_away) >= 1
-    finally:
-        for link in idle:
-            link.close()
-    until(lambda: _answers(url))
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"GET /metrics HTTP/1.1\r\nX-Slow: ", SLOW_BODY],
+    ids=["silent", "slow head", "slow body"],
+)
+def test_slow_requests_keep_nobody_out(url: str, beginning: bytes) -> None:
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket_to(url)) for _ in range(40)]
+        for link in slow:
+            if beginning:
+                with suppress(ConnectionError):
+                    link.sendall(beginning)
+        for path in ("/metrics", "/health"):
+            assert ask(url, path).status == 200
+        until(lambda: all(map(_is_closed, slow[:8])))
+        assert not _is_closed(slow[-1])
+
+
+def test_viewers_who_are_being_answered_keep_their_places(producer: TemporaryProducer) -> None:
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    class SlowFeed(ProducerFeed):
+        def vbucket(self, bucket: str, vbucket: int) -> VBucketDetail | None:
+            asked.release()
+            go_on.wait()
+            return super().vbucket(bucket, vbucket)
+
+    feed = SlowFeed(producer.producer)
+    with (
+        Collector(feed.sample) as collector,
+        DashboardServer(collector, feed, port=0) as page,
+        ThreadPoolExecutor(httpd._MAX_REQUESTS) as viewers,
+    ):
+        path = "/vbucket.json?bucket=default&vbucket=0"
+        answers = [viewers.submit(ask, page.url, path) for _ in range(httpd._MAX_REQUESTS)]
+        try:
+            for _ in answers:
+                assert asked.acquire(timeout=PATIENCE)
+            with socket_to(page.url) as one_more:
+                until(lambda: _is_closed(one_more))
+        finally:
+            go_on.set()
+        assert {answer.result().status for answer in answers} == {200}
+    until(lambda: not page._http._places)
 
 
 def _is_closed(link: socket.socket) -> bool:
@@ -249,13 +293,6 @@ def _is_closed(link: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
-
-
-def _answers(url: str) -> bool:
-    try:
-        return ask(url, "/health").status == 200
-    except ConnectionError:
-        return False
 
 
 def test_a_port_that_is_taken_is_a_clear_error(url: str) -> None:

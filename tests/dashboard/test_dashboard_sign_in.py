@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -225,6 +227,15 @@ def test_a_page_for_a_network_has_the_tls_of_its_server(tmp_path: Path) -> None:
             plain = RemoteServer(address.replace("https", "http"), "ann", "secret")
             with pytest.raises(UpriverError, match="cannot be reached"):
                 plain.sample()
+            at = ("127.0.0.1", urlsplit(address).port)
+            with ExitStack() as stack:  # silent ones, without a handshake, keep nobody out
+                silent = [
+                    stack.enter_context(socket.create_connection(at, PATIENCE)) for _ in range(40)
+                ]
+                assert [one["name"] for one in server.sample()["buckets"]] == ["default"]
+                for dropped in silent[:8]:
+                    with suppress(ConnectionError):
+                        assert dropped.recv(1) == b""
 
 
 def test_a_page_for_a_network_does_not_lend_the_rights_of_a_user() -> None:

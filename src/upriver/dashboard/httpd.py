@@ -7,11 +7,13 @@ addresses than loopback that needs TLS.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
 import ssl
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
@@ -26,7 +28,7 @@ from .sign_in import Sessions
 
 logger = logging.getLogger("upriver.dashboard")
 
-#: Concurrent requests: each page sends one per second, which takes some milliseconds.
+#: Concurrent connections: each page sends one per second, which takes some milliseconds.
 _MAX_REQUESTS: Final = 32
 #: Seconds within which the server notices a stop request.
 _STOP_TIME: Final = 0.1
@@ -107,7 +109,11 @@ class DashboardServer:
 
 
 class _Http(ThreadingMixIn, DashboardHttp):
-    """A threading HTTP server with a limited number of threads."""
+    """A threading HTTP server with a limited number of connections, each with a thread.
+
+    At the limit a new connection takes the place of the oldest one whose viewer is not known:
+    connections that send nothing, or half a request, keep nobody out.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -118,7 +124,10 @@ class _Http(ThreadingMixIn, DashboardHttp):
     ) -> None:
         self.dashboard = dashboard
         self.tls = tls
-        self._free = threading.BoundedSemaphore(_MAX_REQUESTS)
+        self._lock = threading.Lock()
+        #: Connections that count, and the ones of them whose viewer is not known, oldest first.
+        self._places: set[Any] = set()
+        self._strangers: OrderedDict[Any, None] = OrderedDict()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, RequestHandler)
@@ -137,17 +146,36 @@ class _Http(ThreadingMixIn, DashboardHttp):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        with self._lock:
+            if len(self._places) >= _MAX_REQUESTS and self._strangers:
+                self._drop(self._strangers.popitem(last=False)[0])
+            admitted = len(self._places) < _MAX_REQUESTS
+            if admitted:
+                self._places.add(request)
+                self._strangers[request] = None
+        if not admitted:
             # Closed without a response, which would cost the resources that the limit protects.
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def _drop(self, request: Any) -> None:
+        """Ends a connection, whose thread then finds it closed by its peer."""
+        self._places.discard(request)
+        with contextlib.suppress(OSError):  # the peer has closed it
+            # not the method of a TLS socket, which its thread may be using
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
+
+    def viewer_is_known(self, request: Any) -> None:
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection; its place is free first, so that no closed one is dropped."""
+        with self._lock:
+            self._places.discard(request)
+            self._strangers.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a request of %s failed", client_address, exc_info=True)

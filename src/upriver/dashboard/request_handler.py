@@ -98,6 +98,9 @@ class DashboardHttp(HTTPServer):
     #: For HTTPS; None for HTTP.
     tls: ssl.SSLContext | None
 
+    def viewer_is_known(self, request: Any) -> None:
+        """Keeps a connection, whose viewer has signed in or need not, from being dropped."""
+
 
 class _BoundedInput(io.RawIOBase):
     """The bytes of a request, limited in size and time."""
@@ -172,6 +175,9 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _get(self) -> None:
         dashboard, target = self._dashboard, urlsplit(self.path)
+        needs_sign_in = dashboard.server is not None and dashboard.server.needs_sign_in
+        if not needs_sign_in:
+            self.server.viewer_is_known(self.connection)
         if target.path in dashboard.files:
             self._send(HTTPStatus.OK, *dashboard.files[target.path])
             return
@@ -179,7 +185,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             self._health()
             return
         user = self._viewer()
-        if user is None and dashboard.server is not None and dashboard.server.needs_sign_in:
+        if user is not None:
+            self.server.viewer_is_known(self.connection)
+        elif needs_sign_in:
             self._refuse(HTTPStatus.UNAUTHORIZED, "sign in with a user of the server")
             return
         if target.path == "/stats.json":
