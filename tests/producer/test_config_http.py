@@ -249,7 +249,7 @@ def test_a_fault_of_the_server_is_told_as_one(caplog: pytest.LogCaptureFixture) 
         (CHUNKED + b"1\r\na\r\n" * MAX_BODY + b"1\r\na\r\n", 413),
         (CHUNKED + b"0\r\n" + b"a: b\r\n" * MAX_BODY, 413),
         (CHUNKED + b"0" * (MAX_HEAD * 2), 400),
-        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
         (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n"), 400),
         (b"GET / HTTP/1.0\r\n\r\n", 505),
         (b"GET /\r\n\r\n", 400),

@@ -26,12 +26,14 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from .._hosts import is_loopback
+from .._http_requests import MalformedRequest, parse_head
 from ..errors import StoreRefusal, UpriverError
 from .collector import Collector
 from .figure_types import DocumentDetail, StatsDocument
@@ -76,6 +78,8 @@ _HEADERS: Final = {
 }
 
 _JSON: Final = "application/json"
+#: Of HTTP.
+_VERSIONS: Final = ("1.0", "1.1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,8 @@ class _BoundedInput(io.RawIOBase):
 
 class RequestHandler(BaseHTTPRequestHandler):
     server: DashboardHttp
+    #: Bytes of the body.
+    length: int
     server_version = "upriver"
     sys_version = ""
     timeout = _REQUEST_TIME
@@ -135,6 +141,49 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's name)
         logger.debug(format, *args)
+
+    def handle_one_request(self) -> None:
+        """Reads the one request of the connection, strictly, and answers it."""
+        self.close_connection = True
+        self.requestline, self.request_version, self.command = "", "HTTP/1.1", ""
+        try:
+            head = self._read_head()
+            if head is not None:
+                self._understand(head)
+        except MalformedRequest as problem:
+            self._refuse(problem.status, problem.rule)
+        except TimeoutError as problem:
+            self.log_error("%s", problem)
+
+    def _read_head(self) -> bytes | None:
+        """The bytes of a head; None if the connection ended before them."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = self.rfile.readline()
+            if not line.endswith(b"\n"):
+                return None
+            if not line.endswith(b"\r\n"):
+                raise MalformedRequest("a line of a head ends with CR LF")
+            head += line
+            if head == b"\r\n":
+                raise MalformedRequest("not a request of HTTP/1.1")
+        return head
+
+    def _understand(self, head: bytes) -> None:
+        parsed = parse_head(head)
+        if parsed.version not in _VERSIONS:
+            raise MalformedRequest("only HTTP/1.1", HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+        if parsed.length is None:
+            raise MalformedRequest("a body has a Content-Length", HTTPStatus.LENGTH_REQUIRED)
+        self.command, self.path, self.length = parsed.method, parsed.target, parsed.length
+        self.requestline = f"{parsed.method} {parsed.target} HTTP/{parsed.version}"
+        self.headers = Message()
+        for name, value in parsed.fields.items():
+            self.headers[name] = value
+        answer = {"GET": self.do_GET, "HEAD": self.do_HEAD, "POST": self.do_POST}
+        if parsed.method not in answer:
+            raise MalformedRequest("only GET, HEAD and POST", HTTPStatus.NOT_IMPLEMENTED)
+        answer[parsed.method]()
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -241,10 +290,10 @@ class RequestHandler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a sign-in is JSON")
             return
         try:
-            length = int(self.headers.get("Content-Length", ""))
-            if not 0 <= length <= _MAX_BODY:
+            body = self.rfile.read(self.length) if self.length <= _MAX_BODY else b""
+            if len(body) != self.length:
                 raise ValueError
-            given = json.loads(self.rfile.read(length))
+            given = json.loads(body)
             name, password = given["user"], given["password"]
             if not (isinstance(name, str) and isinstance(password, str)):
                 raise TypeError

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import binascii
 import json
-import re
 from base64 import b64decode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
+
+from ..._http_requests import MalformedRequest, check_trailer, chunk_size, parse_head
 
 #: Bytes of the request line and all headers. A long name and password in base64 take 2 KiB.
 MAX_HEAD: Final = 8 * 1024
@@ -23,8 +24,6 @@ MAX_BODY: Final = 64 * 1024
 #: Fields of a form.
 MAX_FIELDS: Final = 100
 
-#: Sixteen digits are enough for any size, and more than any limit.
-_CHUNK_SIZE: Final = re.compile(rb"[0-9a-fA-F]{1,16}")
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -36,6 +35,8 @@ class HttpRequest:
     path: tuple[str, ...]
     headers: dict[str, str]
     body: bytes = b""
+    #: Bytes of the body that follows; None if it comes in chunks.
+    length: int | None = 0
 
     def credentials(self) -> tuple[str, str]:
         """Returns name and password of basic authentication; empty if there is none."""
@@ -119,28 +120,21 @@ async def read_request(reader: asyncio.StreamReader) -> HttpRequest:
         ) from None
     except asyncio.IncompleteReadError:
         raise ConnectionError("closed before the end of a request") from None
-    line, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
-    parts = line.split(" ")
-    if len(parts) != 3 or not parts[1].startswith("/") or not parts[2].startswith("HTTP/"):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
-    method, target, version = parts
-    if version != "HTTP/1.1":
+    try:
+        parsed = parse_head(head)
+    except MalformedRequest as problem:
+        raise HttpRefusal(problem.status, problem.rule) from None
+    if parsed.version != "1.1":
         raise HttpRefusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.1")
-    headers = {}
-    for header in lines:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip():
-            raise HttpRefusal(HTTPStatus.BAD_REQUEST, "a header without a name")
-        headers[name.strip().lower()] = value.strip()
-    if method not in _METHODS:
+    if parsed.method not in _METHODS:
         raise HttpRefusal(
             HTTPStatus.METHOD_NOT_ALLOWED,
-            f"{method[:20]} is not served",
+            f"{parsed.method[:20]} is not served",
             {"Allow": ", ".join(sorted(_METHODS))},
         )
     # Split before decoding: a %2f belongs to a name.
-    path = tuple(unquote(part) for part in target.partition("?")[0][1:].split("/"))
-    return HttpRequest(method, path, headers)
+    path = tuple(unquote(part) for part in parsed.target.partition("?")[0][1:].split("/"))
+    return HttpRequest(parsed.method, path, parsed.fields, length=parsed.length)
 
 
 async def read_body(
@@ -150,36 +144,18 @@ async def read_body(
 
     Go clients send a body of unknown length in chunks.
     """
-    chunked = _is_chunked(request)
-    length = _content_length(request)
+    length = request.length
+    if length is not None and length > MAX_BODY:
+        raise _body_too_large(length)
     if request.headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        body = await (_read_chunks(reader) if chunked else reader.readexactly(length))
+        body = await (_read_chunks(reader) if length is None else reader.readexactly(length))
     except asyncio.IncompleteReadError:
         raise ConnectionError("closed before the end of a request") from None
-    return HttpRequest(request.method, request.path, request.headers, body)
-
-
-def _content_length(request: HttpRequest) -> int:
-    length = request.headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit() and len(length) < 20):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
-    if int(length) > MAX_BODY:
-        raise _body_too_large(int(length))
-    return int(length)
-
-
-def _is_chunked(request: HttpRequest) -> bool:
-    encoding = request.headers.get("transfer-encoding")
-    if encoding is None:
-        return False
-    if "content-length" in request.headers:
-        rule = "a body has a Content-Length or a Transfer-Encoding, not both"
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, rule)
-    if encoding.lower() != "chunked":
-        raise HttpRefusal(HTTPStatus.NOT_IMPLEMENTED, "the only Transfer-Encoding is chunked")
-    return True
+    except MalformedRequest as problem:
+        raise HttpRefusal(problem.status, problem.rule) from None
+    return replace(request, body=body)
 
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
@@ -191,10 +167,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     overhead = 0
     while True:
         line = await _read_line(reader)
-        digits = line.partition(b";")[0].strip()
-        if not _CHUNK_SIZE.fullmatch(digits):
-            raise HttpRefusal(HTTPStatus.BAD_REQUEST, "a chunk begins with its size")
-        size = int(digits, 16)
+        size = chunk_size(line)
         if not size:
             break
         overhead += len(line)
@@ -204,6 +177,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
         if await _read_line(reader):
             raise HttpRefusal(HTTPStatus.BAD_REQUEST, "a chunk is longer than its size")
     while trailer := await _read_line(reader):
+        check_trailer(trailer)
         overhead += len(trailer)
         if overhead > MAX_BODY:
             raise _body_too_large(overhead)
