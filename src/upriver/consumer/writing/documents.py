@@ -103,12 +103,12 @@ class Documents:
 
     def get(self, key: bytes, *, collection: str = "") -> Document | None:
         """Returns the document; None if it does not exist."""
-        got = self._ask(kv.Get(key=key), collection)
+        got = self._ask(kv.Get(key=key), "reading", collection)
         if got.status is Status.NOT_FOUND:
             return None
         if not isinstance(got, kv.DocumentResponse):
             raise refused("reading", key, got)
-        meta = self._ask(kv.GetMeta(key=key), collection)
+        meta = self._ask(kv.GetMeta(key=key), "reading", collection)
         known = meta if isinstance(meta, kv.MetaResponse) and meta.cas == got.cas else None
         _, body = unwrap(got.value, got.datatype)
         return Document(
@@ -145,26 +145,29 @@ class Documents:
         )
         if create:
             request = kv.Add(key=key, value=value, flags=flags, expiry=expiry, datatype=datatype)
-        return self._written(self._ask(request, collection), WRITING, key)
+        return self._written(self._ask(request, WRITING, collection), WRITING, key)
 
     def delete(self, key: bytes, *, collection: str = "", cas: int = 0) -> Written | None:
         """Deletes a document; None if it does not exist."""
-        answer = self._ask(kv.Delete(key=key, cas=cas), collection)
+        answer = self._ask(kv.Delete(key=key, cas=cas), "deleting", collection)
         if answer.status is Status.NOT_FOUND:
             return None
         return self._written(answer, "deleting", key)
 
     def touch(self, key: bytes, expiry: int, *, collection: str = "") -> Written | None:
         """Sets the expiry of a document, 0 for never; None if it does not exist."""
-        answer = self._ask(kv.Touch(key=key, expiry=expiry), collection)
+        answer = self._ask(kv.Touch(key=key, expiry=expiry), "touching", collection)
         if answer.status is Status.NOT_FOUND:
             return None
         return self._written(answer, "touching", key)
 
     # ---- sending -------------------------------------------------------------------------
 
-    def _ask(self, request: kv.DocumentRequest, collection: str) -> Response:
-        """Sends a request to the owner of its key's vbucket; retries temporary refusals."""
+    def _ask(self, request: kv.DocumentRequest, doing: str, collection: str) -> Response:
+        """Sends a request to the owner of its key's vbucket; retries temporary refusals.
+
+        ``doing`` says what it does to the document, in an error message.
+        """
         number = 0 if collection in ("", _DEFAULT) else self.collections.id_of(collection)
         vbucket = self._vbucket(checked_key(request.key, number))
         placed = replace(
@@ -173,7 +176,7 @@ class Documents:
         conversation = ask_owners(
             self._topology,
             [vbucket],
-            lambda _: (_answer(placed),),
+            lambda _: (_answer(placed, doing),),
             patience=self._patience,
             whole=True,
         )
@@ -188,8 +191,8 @@ class Documents:
         return Written(cas=answer.cas, vbucket=self._vbucket(key))
 
 
-def _answer(request: kv.DocumentRequest) -> Conversation[dict[int, Response]]:
+def _answer(request: kv.DocumentRequest, doing: str) -> Conversation[dict[int, Response]]:
     answer: Response = yield request
     if answer.status.retriable:
-        raise refused("asking for", request.key, answer)
+        raise refused(doing, request.key, answer)
     return {request.vbucket: answer}

@@ -43,7 +43,7 @@ from ..transport.blocking_connection import (
     BlockingNodes,
 )
 from ..transport.connection_string import Address, Source
-from .document_checks import request_name
+from .document_checks import excuse, request_name
 from .edit_pipeline import EditPipeline
 from .write_operations import Edit, EditOutcome
 
@@ -221,7 +221,7 @@ class Writer:
     def postponed(self, edit: Edit, where: str, status: Status) -> None:
         if status is Status.NOT_MY_VBUCKET:
             self._topology.map_is_old = True
-        context = f"{where} {_EXCUSES.get(status, 'cannot do it now')}"
+        context = excuse(status, where) or f"{where} cannot do it now"
         trouble = StatusError(status, request=request_name(edit.key), context=context)
         self._postpone([edit], trouble)
 
@@ -336,12 +336,3 @@ class Writer:
         self._pipelines[place] = pipeline
         self._selector.register(connection.socket, selectors.EVENT_READ, pipeline)
         return pipeline
-
-
-_EXCUSES: Final = {
-    Status.NOT_MY_VBUCKET: "does not have its vbucket, and there was no newer map",
-    Status.NO_MEMORY: "is out of memory",
-    Status.LOCKED: "says that somebody has locked it",
-    Status.TEMPORARY_FAILURE: "cannot keep up",
-    Status.BUSY: "cannot keep up",
-}
