@@ -480,7 +480,11 @@ def is_open(link: socket.socket) -> bool:
     ids=["silent", "slow head", "slow body", "wrong password"],
 )
 def test_slow_requests_keep_nobody_from_the_management_port(
-    users: Path, monkeypatch: pytest.MonkeyPatch, beginning: bytes, with_users: bool
+    users: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    beginning: bytes,
+    with_users: bool,
 ) -> None:
     defaults = HttpServer.__init__.__kwdefaults__
     assert defaults is not None
@@ -516,6 +520,7 @@ def test_slow_requests_keep_nobody_from_the_management_port(
                 while dropped.recv(4096):
                     pass
         assert is_open(stream)  # whoever has said who it is keeps its place
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
 
 
 def test_more_connections_than_allowed_are_turned_away() -> None:

@@ -401,7 +401,7 @@ ATTACKS: dict[str, ServerAttack] = {
     "TLS handshakes": ServerAttack(tls_handshakes, "one after the other", users=True, tls=True),
     "TLS that ends": ServerAttack(tls_that_ends, "20,000 GetAllSeqnos, then the end", tls=True),
     "guessed passwords over HTTP": ServerAttack(
-        guessed_passwords, "Basic authentication, 8 at a time", users=True
+        guessed_passwords, "Basic authentication, 64 at a time", users=True, connections=64
     ),
     "line breaks in names": ServerAttack(lines_in_names, "agents, connections, users"),
 }

@@ -165,6 +165,8 @@ class HttpServer:
                 await writer.wait_closed()
         except OSError:
             pass  # the client disconnected or was too slow: no response is possible
+        except asyncio.CancelledError:
+            pass  # its place was needed, or the server closes; asyncio would log it as a fault
         finally:
             writer.transport.abort()  # if it is not closed already
             self._connections.discard(task)
