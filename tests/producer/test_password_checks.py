@@ -90,7 +90,7 @@ def test_who_guesses_passwords_is_held_up_and_nobody_else(ports: Ports) -> None:
     for port, path in pages:
         assert get(port, path, ATTACKER) == (200, None)
     with ExitStack() as stack:
-        for guess in range(password_checks.MOST_OF_ADDRESS):
+        for guess in range(password_checks.MOST_OF_GUESSER):
             link = stack.enter_context(connected(ports.data, ATTACKER))
             send_password(link, f"guess {guess}")
         until(lambda: sasl_status(ports.data, ATTACKER) == TEMPORARY_FAILURE)
@@ -105,7 +105,7 @@ def test_who_guesses_passwords_is_held_up_and_nobody_else(ports: Ports) -> None:
 def test_wrong_passwords_count_for_a_while_and_right_ones_do_not() -> None:
     now, pools = [0.0], ThreadPools()
     checks = PasswordChecks(pools.submit, held=1, clock=lambda: now[0])
-    many = password_checks.MOST_OF_ADDRESS
+    many = password_checks.MOST_OF_GUESSER
     try:
         for _ in range(3 * many):
             assert checks.submit("::1", lambda: "ann").result() == "ann"
@@ -120,6 +120,22 @@ def test_wrong_passwords_count_for_a_while_and_right_ones_do_not() -> None:
         assert checks.submit("2001:db8::ffff", lambda: "ann").result() == "ann"
         until(lambda: not checks._of_address)
     finally:
+        pools.close()
+
+
+def test_many_clients_of_one_address_begin_at_the_same_time() -> None:
+    pools, go_on = ThreadPools(), threading.Event()
+    checks = PasswordChecks(pools.submit, held=0, clock=lambda: 0)
+    try:
+        most = password_checks.MOST_OF_ADDRESS
+        under_way = [checks.submit(ATTACKER, go_on.wait) for _ in range(most)]
+        with pytest.raises(StoreRefusal, match="from this address"):
+            checks.submit(ATTACKER, go_on.wait)
+        go_on.set()
+        wait(under_way)
+        until(lambda: not checks._of_address)
+    finally:
+        go_on.set()
         pools.close()
 
 

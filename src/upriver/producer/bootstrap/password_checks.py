@@ -3,7 +3,8 @@
 A check costs milliseconds of processor time on purpose. So whoever guesses passwords would slow
 down everybody else, whichever port the guesses come to. All ports of a server share one object of
 this class: above a limit a check is refused, before it costs anything. A wrong password counts for
-its address for a while longer, also if its client has gone.
+its address for a while longer, also if its client has gone, and an address that has sent one lately
+has a lower limit: many clients of one machine may begin at the same time, but do not guess.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from ..keyvalue import BackgroundWork
 
 _T = TypeVar("_T")
 
-#: Checks under way or waiting for a thread: a quarter of a second of work.
-MOST_CHECKS: Final = 64
-#: The same for one address, with its latest wrong passwords.
-MOST_OF_ADDRESS: Final = 16
+#: Checks under way or waiting for a thread: two seconds of work.
+MOST_CHECKS: Final = 512
+#: The same for one address, and for one with wrong passwords, which count too.
+MOST_OF_ADDRESS: Final = 128
+MOST_OF_GUESSER: Final = 8
 #: Seconds after which a client that is refused may try again, for HTTP's Retry-After.
 RETRY_SECONDS: Final = 1
 #: Bits of an IPv6 address that identify a site: whoever has one address there has all of them.
@@ -46,8 +48,10 @@ class PasswordChecks:
         self._clock = clock
         self._lock = threading.Lock()
         self._under_way = 0
-        #: What counts for each address; and when the wrong passwords of it no longer do.
+        #: What counts for each address, and how many of it are wrong passwords.
         self._of_address: Counter[str] = Counter()
+        self._wrong: Counter[str] = Counter()
+        #: When wrong passwords no longer count.
         self._held: deque[tuple[float, str]] = deque()
 
     def submit(
@@ -64,7 +68,8 @@ class PasswordChecks:
         site = _site(address)
         with self._lock:
             self._forget_old()
-            if self._of_address[site] >= MOST_OF_ADDRESS:
+            most = MOST_OF_GUESSER if site in self._wrong else MOST_OF_ADDRESS
+            if self._of_address[site] >= most:
                 raise _refusal("too many passwords from this address are checked")
             if self._under_way >= MOST_CHECKS:
                 raise _refusal("too many passwords are checked")
@@ -88,19 +93,23 @@ class PasswordChecks:
         with self._lock:
             self._under_way -= 1
             if wrong:
+                self._wrong[site] += 1
                 self._held.append((self._clock() + self._held_seconds, site))
             else:
-                self._release(site)
+                _release(self._of_address, site)
 
     def _forget_old(self) -> None:
         now = self._clock()
         while self._held and self._held[0][0] <= now:
-            self._release(self._held.popleft()[1])
+            _, site = self._held.popleft()
+            _release(self._wrong, site)
+            _release(self._of_address, site)
 
-    def _release(self, site: str) -> None:
-        self._of_address[site] -= 1
-        if not self._of_address[site]:
-            del self._of_address[site]
+
+def _release(counts: Counter[str], site: str) -> None:
+    counts[site] -= 1
+    if not counts[site]:
+        del counts[site]
 
 
 def _refusal(rule: str) -> StoreRefusal:
