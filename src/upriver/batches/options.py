@@ -7,14 +7,14 @@ the files and environment variables that they name.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Self
 
 from ..consumer.checkpoints.checkpoint import MAX_CHECKPOINT_SIZE, Checkpoint
 from ..consumer.checkpoints.position_json import parse_json
 from ..consumer.transport.access import Access
-from ..consumer.transport.connection_string import Source
+from ..consumer.transport.connection_string import Address, Source
 from ..errors import ConfigError
 from ..settings.all_settings import COLUMN_ROLES, READ, WRITE
 from ..settings.connection_from_settings import access_of, content_of, source_of
@@ -107,6 +107,10 @@ class ReadOptions:
             **given.fields("minPartitions", "numPartitions", "failOnDataLoss", "compression"),
             **given.fields("longPoll", "readAhead", "pushFilters", *_TIMEOUTS),
         )
+
+    def knowing(self, nodes: Iterable[Address]) -> Self:
+        """The same for a reader that finds the cluster by these nodes if its named hosts died."""
+        return replace(self, source=self.source.knowing(nodes))
 
     def for_batch(self) -> Self:
         """Validates the options for a batch read."""

@@ -129,8 +129,7 @@ class ArrivedSeqnos:
 class ReadAhead:
     """The streams of one driver, which are open while little happens."""
 
-    def __init__(self, options: ReadOptions, settings: ConsumerSettings, most_rows: int) -> None:
-        self._options = options
+    def __init__(self, settings: ConsumerSettings, most_rows: int) -> None:
         self._settings = replace(settings, buffer=min(settings.buffer, _MOST_BYTES))
         self._most_rows = most_rows
         self._consumer: Consumer | None = None
@@ -146,6 +145,7 @@ class ReadAhead:
 
     def open(
         self,
+        options: ReadOptions,
         previous: Offset,
         vbuckets: Iterable[int],
         highs: Mapping[int, int],
@@ -169,8 +169,11 @@ class ReadAhead:
             for vb, (seqno, log) in at.items()
         }
         self._seqnos = ArrivedSeqnos(at, highs)
-        settings = replace(self._settings, start=positions, vbuckets=frozenset(at))
-        consumer = Consumer(self._options.source, access=self._options.access, settings=settings)
+        # tasks can read too, so it is not worth waiting for a node
+        settings = replace(
+            self._settings, start=positions, vbuckets=frozenset(at), wait_at_start=0.0
+        )
+        consumer = Consumer(options.source, access=options.access, settings=settings)
         try:
             self._consumer = consumer.start()
         except UpriverError as problem:

@@ -72,7 +72,7 @@ class Driver:
         self._ahead: ReadAhead | None = None
         if reads_ahead and options.read_ahead and (options.min_partitions or 1) == 1:
             settings = reading_settings(options, rollback=RollbackPolicy.STOP)
-            self._ahead = ReadAhead(options, settings, options.read_ahead)
+            self._ahead = ReadAhead(settings, options.read_ahead)
         #: The offset that was planned last, with the changes that lead there.
         self._arrived: tuple[Offset, ArrivedChanges] | None = None
         retrying = options.retry_timeout
@@ -107,8 +107,12 @@ class Driver:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The nodes of the newest map: tasks find the cluster with them if its named host died."""
+        """The nodes of the newest map."""
         return tuple(self._survey.nodes)
+
+    def reading(self, options: ReadOptions | None = None) -> ReadOptions:
+        """Options for whoever reads what is planned here: with the nodes of the newest map."""
+        return (options or self._options).knowing(self._survey.nodes)
 
     def narrow(self, options: ReadOptions) -> None:
         """Looks at less from now on."""
@@ -187,7 +191,7 @@ class Driver:
             if facts:
                 if limits.bytes is not None:
                     waiting = {v: f.high_seqno - previous.at(v).seqno for v, f in facts.items()}
-                    size = self._row_size.learn(self._options, waiting)
+                    size = self._row_size.learn(self.reading(), waiting)
                     limits = Limits(limits.rows, limits.bytes, size, limits.target)
                 planned = plan(previous, facts, limits)
                 if can_restore is not None:
@@ -300,7 +304,7 @@ class Driver:
         if not ahead.is_open:
             if self._seems_small(previous):
                 vbuckets = self._wanted(range(previous.source.vbuckets))
-                ahead.open(previous, vbuckets, self.highs, self._failover_logs)
+                ahead.open(self.reading(), previous, vbuckets, self.highs, self._failover_logs)
             return None
         is_due = time.monotonic() >= next_look
         if is_due:
@@ -408,7 +412,7 @@ class Driver:
             elif start < purged:
                 refused.add(vbucket)
         if untold:
-            options = self._options
+            options = self.reading()
             settings = reading_settings(options)
             verdicts = probe_and_wait(options.source, options.access, settings, untold)
             refused |= {vb for vb, verdict in verdicts.items() if not verdict.accepted}

@@ -102,7 +102,7 @@ def _documents(options: ReadOptions, table: str, *, binary_keys: bool) -> Iterat
             # without a state the table should be empty; if it is not, its state was lost
             restated = {step.vbucket for step in steps if step.rolls_back} if previous else None
             skipped: set[int] = set()
-            yield from run.rows(options, steps, restated, skipped)
+            yield from run.rows(driver.reading(options), steps, restated, skipped)
             state["offset"] = planned.to_dict()
             state["collections"] = {str(one): list(name) for one, name in run.collections.items()}
             # a plan knows of some rollbacks only after a step was refused; rows of two branches

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_CONNECTION: Final = "connectionString"
 _RESTATE: Final = {"onRollback": "restate"}
 #: Options that a batch read does not take.
 _OF_STREAMS: Final = frozenset(
@@ -58,16 +59,18 @@ def copy(
     target that has lost what was written into it.
     """
     register(spark)
-    reading = {**_RESTATE, **(source_options or {}), "connectionString": source}
-    writing = {**_TARGET, **(target_options or {}), "connectionString": target}
+    reading = {**_RESTATE, **(source_options or {}), _CONNECTION: source}
+    writing = {**_TARGET, **(target_options or {}), _CONNECTION: target}
     read, write = ReadOptions.parse(reading).for_stream(), WriteOptions.parse(writing)
     if (read.source.hosts, read.source.bucket) == (write.source.hosts, write.source.bucket):
         raise ConfigError(f"{target} is the source itself; a bucket is copied into another one")
 
     def copy_batch(**options: str) -> None:
-        batch = {name: text for name, text in reading.items() if name.lower() not in _OF_STREAMS}
+        given = reading | {_CONNECTION: followed.source.with_all_nodes}
+        batch = {name: text for name, text in given.items() if name.lower() not in _OF_STREAMS}
         found = spark.read.format("dcp").options(**batch | options).load().where(_COPIED)
         chosen = writing | ({} if "onRollback" in options else {"onConflict": "newest"})
+        chosen |= {_CONNECTION: followed.target.with_all_nodes}
         found.write.format("dcp").options(**chosen).mode("append").save()
 
     def copy_again(collection: str) -> None:
@@ -76,6 +79,9 @@ def copy(
 
     followed = CollectionSync(read, write, _names_beside(checkpoint), copy_again)
     followed.look()
+    # tasks find either cluster if its named host dies
+    reading[_CONNECTION] = followed.source.with_all_nodes
+    writing[_CONNECTION] = followed.target.with_all_nodes
     if anew:
         copy_batch(**_RESTATE)
     rows = spark.readStream.format("dcp").options(**reading).load()

@@ -46,6 +46,8 @@ class CollectionSync:
     ) -> None:
         self._read = read
         self._write = write
+        #: The two buckets, with the nodes that they had at the last look.
+        self.source, self.target = read.source, write.source
         #: Where names are kept; None to forget them at the end.
         self._file = file
         self._copy_again = copy_again
@@ -81,7 +83,7 @@ class CollectionSync:
         gone = sorted((self._known - source) & target)
         if not missing and not gone:
             return
-        management = CollectionManager(self._write.source, self._write.access)
+        management = CollectionManager(self.target, self._write.access)
         for name in missing:
             management.ensure_collection(name)
         for name in gone:
@@ -95,8 +97,9 @@ class CollectionSync:
     def _source(self) -> set[str]:
         """The names of the source's collections that are copied."""
         read = self._read
-        with Documents(read.source, read.access) as documents:
+        with Documents(self.source, read.access) as documents:
             live = documents.collections.live_names().values()
+            self.source = self.source.knowing(documents.nodes)
         return {
             f"{scope}.{name}"
             for scope, name in live
@@ -106,7 +109,8 @@ class CollectionSync:
         }
 
     def _target(self) -> set[str]:
-        with Documents(self._write.source, self._write.access) as documents:
+        with Documents(self.target, self._write.access) as documents:
+            self.target = self.target.knowing(documents.nodes)
             return {".".join(name) for name in documents.collections.live_names().values()}
 
     def _loaded(self) -> set[str]:

@@ -111,7 +111,7 @@ def repair(
         if not rows and not _has_strangers(tables):
             return Repaired(found)
         # what was read is of the positions only if no vbucket went over in the meantime
-        _require_same_branches(on_other_branches(settings, mirror.positions))
+        _require_same_branches(on_other_branches(mirror.settings, mirror.positions))
         outcome, repaired = _outcome(tables, settings, mirror, rows)
         tables.commit_batch([outcome], tables.state.offset, lease, ThisProcess(), operation=REPAIR)
     written = int(repaired.sum())

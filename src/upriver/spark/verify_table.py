@@ -138,6 +138,8 @@ class HeldMirror:
     shape: MirrorShape
     #: By vbucket the seqno and the vbuuid.
     positions: Mapping[int, tuple[int, int]]
+    #: As they were given, with the nodes of the cluster.
+    settings: PipelineSettings
     #: Vbuckets that have gone over to another branch since.
     others: tuple[int, ...] = ()
 
@@ -175,6 +177,7 @@ def held_mirror(
         identity = identity_properties(settings, driver.identity())
         require_same(place.storage.url, held, identity)
         live = {f"{scope}.{name}" for scope, name in driver.collections().live_names().values()}
+        settings = settings.knowing(driver.addresses)
     finally:
         driver.close()
     mirror = _mirror(spark, place, settings, held, live)
@@ -281,7 +284,7 @@ def _mirror(
                 continue
             rows = changes.drop(GONE).limit(0)
         parts.append(MirrorPart(rows, changes, one, part))
-    return HeldMirror(tuple(parts), shape, positions_of(tables.state.offset))
+    return HeldMirror(tuple(parts), shape, positions_of(tables.state.offset), settings)
 
 
 def judgements(mirror: HeldMirror) -> DataFrame:

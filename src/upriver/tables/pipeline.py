@@ -305,6 +305,7 @@ class BatchLoop:
         if change is not None:
             options = self._chosen.reading(frozenset(change.covered) if anew else change.new)
         assert options is not None
+        options = self._driver.reading(options)
         groups = shape.groups if settings.kind.documents else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if not settings.kind.documents:

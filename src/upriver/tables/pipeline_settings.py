@@ -7,12 +7,13 @@ it, and how rows look; a pipeline that wants anything else of it is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from ..batches.offsets import SourceIdentity
 from ..batches.options import ReadOptions
+from ..consumer.transport.connection_string import Address
 from ..errors import ConfigError
 from ..settings.all_settings import GROUPS, READ
 from ..settings.setting import Given, camel, require_known, text_of
@@ -86,6 +87,12 @@ class PipelineSettings:
     keep_deleted: bool = False
     table_per_collection: bool = False
     groups: int = GROUPS
+
+    def knowing(self, nodes: Iterable[Address]) -> Self:
+        """The same for readers that find the cluster by these nodes if its named hosts died."""
+        read = self.read.knowing(nodes)
+        given = {**self.source, "connectionString": read.source.with_all_nodes}
+        return replace(self, read=read, source=given)
 
     @classmethod
     def parse(cls, name: str, source: str, options: Mapping[str, Any]) -> Self:

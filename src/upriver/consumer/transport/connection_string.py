@@ -75,6 +75,12 @@ class Source:
         also = tuple(address for address in nodes if address not in self.hosts)
         return replace(self, also=also)
 
+    @property
+    def with_all_nodes(self) -> str:
+        """The connection string that names the known nodes too, for who is told only a text."""
+        nodes = (replace(address, host=address.host.lower()) for address in self.addresses)
+        return str(replace(self, hosts=tuple(dict.fromkeys(nodes)), also=()))
+
     def __str__(self) -> str:
         scheme = "couchbases" if self.tls else "couchbase"
         return f"{scheme}://{','.join(map(str, self.hosts))}/{quote(self.bucket, safe='')}"

@@ -22,7 +22,7 @@ from ..topology.collection_names import Collections
 from ..topology.request_routing import ask_owners, renew_map
 from ..transport.access import Access
 from ..transport.blocking_connection import CONNECT_SECONDS, BlockingNodes
-from ..transport.connection_string import Source
+from ..transport.connection_string import Address, Source
 from .document_checks import WRITING, checked_key, checked_value, refused
 
 _DEFAULT: Final = "_default._default"
@@ -94,6 +94,11 @@ class Documents:
     @property
     def map(self) -> ClusterMap:
         return self._topology.map
+
+    @property
+    def nodes(self) -> list[Address]:
+        """The nodes of the newest map that is known."""
+        return self._topology.nodes
 
     @property
     def collections(self) -> Collections:

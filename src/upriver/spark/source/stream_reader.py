@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -48,7 +47,7 @@ class StepsPartition(InputPartition):
 
     def options(self, planned: ReadOptions) -> ReadOptions:
         """The options of the read for this task: it finds the cluster if its named host died."""
-        return replace(planned, source=planned.source.knowing(self.nodes))
+        return planned.knowing(self.nodes)
 
 
 def groups_for(
