@@ -22,9 +22,9 @@ import pyarrow as pa
 from ..consumer.client import Consumer
 from ..consumer.consumer_settings import RollbackPolicy
 from ..consumer.topology.collection_names import Collections
-from ..errors import RemoteProtocolError, RollbackRequired, UpriverError
+from ..errors import ConnectionFailed, RemoteProtocolError, RollbackRequired, UpriverError
 from ..model import NO_END
-from ..session.consumer_events import RolledBack, Rows, StreamOpened, SystemHappened
+from ..session.consumer_events import Event, RolledBack, Rows, StreamOpened, SystemHappened
 from ..session.stream_position import Position
 from ..wire import messages as m
 from .collection_events import CollectionLog, Name, unnamed
@@ -193,7 +193,7 @@ def _whole_snapshots(
     live = LiveCollections(lambda: _manifest(options))
     with Consumer(options.source, access=options.access, settings=settings) as consumer:
         names.consumer = consumer
-        for event in consumer.events():
+        for event in _events(consumer, _patience(options)):
             if isinstance(event, StreamOpened):
                 builder.on_branch(event.vbucket, event.log.newest.vbuuid)
             elif isinstance(event, Rows):
@@ -244,6 +244,7 @@ class _Attempt:
         self._cache_key = CacheKey(
             options.source, options.access, reading_settings(options, rollback=RollbackPolicy.STOP)
         )
+        self._patience = _patience(options)
         self._anew = anew
         self._steps = steps
         self._positions = positions
@@ -264,7 +265,7 @@ class _Attempt:
         undisturbed = True
         try:
             self._names.consumer = consumer
-            for event in consumer.events():
+            for event in _events(consumer, self._patience):
                 if isinstance(event, Rows):
                     yield _up_to(event.batch, last)
                 elif isinstance(event, RolledBack):
@@ -315,6 +316,45 @@ class _Attempt:
             raise RollbackRequired(
                 vbucket=event.vbucket, seqno=step.start, reason=event.reason.value
             )
+
+
+def _patience(options: ReadOptions) -> float:
+    """Seconds that a task waits for the next change: to find a node, and for its answer."""
+    return options.retry_timeout + options.request_timeout
+
+
+def _events(consumer: Consumer, patience: float) -> Iterator[Event]:
+    """The events of a consumer; ConnectionFailed if none brings it further for a time.
+
+    That a stream was opened again is no progress: a node can accept it over and over.
+    """
+    opened: set[int] = set()
+    since = time.monotonic()
+    while True:
+        event = consumer.poll(max(0.0, since + patience - time.monotonic()))
+        if event is None:
+            if consumer.finished:
+                return
+            raise _nothing_came(consumer, patience)
+        is_again = isinstance(event, StreamOpened) and event.vbucket in opened
+        if isinstance(event, StreamOpened):
+            opened.add(event.vbucket)
+        yield event
+        if not is_again:
+            since = time.monotonic()  # now: what is done with an event may take long
+
+
+def _nothing_came(consumer: Consumer, patience: float) -> ConnectionFailed:
+    """The error for nodes that were waited for in vain."""
+    status = consumer.status()
+    unread = sorted(status.vbuckets)
+    of = f"vbucket {unread[0]} after seqno {status.received[unread[0]]}" if unread else "its bucket"
+    others = f" and of {len(unread) - 1} others" if len(unread) > 1 else ""
+    return ConnectionFailed(
+        f"sent nothing more of {of}{others} for {patience:g} s",
+        "see its log, and whether it gets that far",
+        where=", ".join(map(str, sorted(status.nodes))),
+    )
 
 
 def _builder(

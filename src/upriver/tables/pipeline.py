@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from ..batches.offset_ranges import ReadStep, are_few, steps_between
 from ..batches.offsets import Offset
 from ..batches.stream_driver import Driver
 from ..batches.task_reader import BranchGone
-from ..errors import ConfigError, Status, StatusError, UpriverError
+from ..errors import ConfigError, ConnectionFailed, Status, StatusError, UpriverError
 from ..files.storage import StorageFailed
 from .chosen_collections import (
     ChosenCollections,
@@ -51,8 +52,15 @@ _log = logging.getLogger(__name__)
 _PAUSE: Final = 1.0
 #: How often a batch whose branch or version is gone, or that met another writer, is planned again.
 _MOST_REPLANS: Final = 8
+#: In how many parts ``retryTimeout`` is waited for a node. A task waits for one of them: then the
+#: batch is planned again, with what the driver knows of the cluster by then.
+_WAITS: Final = 2
 #: Changes of the first batch of a table whose columns follow documents.
 _SAMPLE: Final = 10_000
+
+
+class NodeAway(UpriverError):
+    """Tasks have waited for a node in vain: the cluster may have another in its place by now."""
 
 
 class Pipeline:
@@ -154,6 +162,8 @@ class BatchLoop:
         self._changed = changed
         self._reshaped = changed is not None and SHAPE in changed and tables.state.batch > 0
         self._replans = 0
+        #: How often in a row tasks have waited for a node in vain.
+        self._waits = 0
         self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
@@ -170,7 +180,7 @@ class BatchLoop:
                     if self._settings.once and target is None:
                         target = self._driver.target()
                     moved = self._batch(target)
-                self._replans = 0
+                self._replans = self._waits = 0
             except Exception as problem:
                 self._replan_after(problem)
                 continue
@@ -188,7 +198,7 @@ class BatchLoop:
         )
         if is_dropped:  # a collection, since the batch was planned
             self._chosen.look_again()
-        may_help = is_dropped or isinstance(problem, BranchGone | VersionGone | Conflict)
+        may_help = is_dropped or isinstance(problem, BranchGone | VersionGone | Conflict | NodeAway)
         if self._replans > _MOST_REPLANS or not may_help:
             raise problem
         _log.warning("a batch is planned again: %s", _first_line(problem))
@@ -256,7 +266,7 @@ class BatchLoop:
             else:
                 steps = steps_between(before, end)
             executors = self._here if self._is_small(steps) else self._executors
-            outcomes = executors.run(self._tasks(steps, end, change, shape, anew=anew))
+            outcomes = self._run(executors, self._tasks(steps, end, change, shape, anew=anew))
             grown = shape.grown(one.seen for one in outcomes)
             if grown is None:
                 break
@@ -291,6 +301,15 @@ class BatchLoop:
         rollbacks = sum(step.rolls_back for step in steps) if not anew else 0
         self._record(outcomes, began, read, committed, lag, advance, rollbacks)
 
+    def _run(self, executors: Executors, tasks: Sequence[AppendTask | Merge]) -> list[TaskOutcome]:
+        try:
+            return executors.run(tasks)
+        except ConnectionFailed as problem:
+            self._waits += 1
+            if self._waits >= _WAITS or type(problem) is not ConnectionFailed:
+                raise  # its subclasses are permanent
+            raise NodeAway(str(problem)) from problem
+
     def _tasks(
         self,
         steps: Sequence[ReadStep],
@@ -306,6 +325,7 @@ class BatchLoop:
             options = self._chosen.reading(frozenset(change.covered) if anew else change.new)
         assert options is not None
         options = self._driver.reading(options)
+        options = replace(options, retry_timeout=options.retry_timeout / _WAITS)
         groups = shape.groups if settings.kind.documents else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if not settings.kind.documents:
