@@ -125,9 +125,17 @@ class Running:
     def records(self, count: int) -> list[dict[str, Any]]:
         return [self.record() for _ in range(count)]
 
-    def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
-        """The status, and what else was on stdout and stderr."""
-        self.process.send_signal(number)
+    def stop(
+        self, number: signal.Signals = signal.SIGINT, *, group: bool = False
+    ) -> tuple[int, str, str]:
+        """The status, and what else was on stdout and stderr.
+
+        The signal goes to the process, or to all of its ``group``, which must be its own.
+        """
+        if group:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
         out, err = self.process.communicate()
         return self.process.returncode, out, err
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
-import subprocess
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
-from running import ended, running
+from running import Running, ended, running
+from waiting import until
 
 from upriver import spark
 from upriver.batches.offset_ranges import SMALL_BATCH
@@ -86,18 +88,70 @@ def test_a_mirror_is_made_verified_compacted_and_reported(
     assert "How the pipeline went" in page.read_text()
 
 
-def test_a_change_log_runs_until_it_is_stopped(producer: TemporaryProducer, tmp_path: Path) -> None:
-    table = tmp_path / "changes"
-    with running("changelog", producer.source, table, *QUICK) as process:
-        while not (table / "_upriver" / "progress.jsonl").exists():
-            # the guard of `running` ends a process that hangs
-            with suppress(subprocess.TimeoutExpired):
-                process.process.wait(0.05)
-            assert process.process.poll() is None, process.err.read()
-        status, out, err = process.stop(signal.SIGTERM)
-    assert status == 0, err
+def waits_until(process: Running, look: Callable[[], object]) -> None:
+    def has_ended() -> str:
+        return "" if process.process.poll() is None else f"it has ended: {process.err.read()}"
+
+    until(look, unless=has_ended)
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "group", "status"),
+    [
+        ("changelog", signal.SIGTERM, False, 0),
+        pytest.param("mirror", signal.SIGTERM, True, 0, marks=pytest.mark.story),
+        ("history", signal.SIGTERM, True, 0),
+        ("changelog", signal.SIGINT, True, 130),
+    ],
+)
+def test_a_pipeline_runs_until_it_is_stopped(
+    producer: TemporaryProducer,
+    tmp_path: Path,
+    command: str,
+    number: signal.Signals,
+    group: bool,
+    status: int,
+) -> None:
+    """Service managers and terminals send signals to all processes of a group."""
+    table = tmp_path / "table"
+    # two tasks are done by Spark, not by the process itself
+    options = ("--option", "minPartitions=2", "--quiet", *QUICK)
+    with running(command, producer.source, table, *options, start_new_session=group) as process:
+        waits_until(process, (table / "_upriver" / "progress.jsonl").exists)
+        found, out, err = process.stop(number, group=group)
+    assert (found, err) == (status, "")
     assert out.startswith("stopped: 30 changes in 1 batches")
+    assert len(out.splitlines()) == 1
     assert DeltaTable(table).count() == 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_copy_runs_until_its_group_is_stopped(
+    producer: TemporaryProducer, tmp_path: Path, number: signal.Signals
+) -> None:
+    with TemporaryProducer(vbuckets=4) as target:
+        words = (producer.source, target.source, "--checkpoint", tmp_path / "positions")
+        with running("copy", *words, "--quiet", *QUICK, start_new_session=True) as process:
+            waits_until(process, (tmp_path / "positions" / "commits" / "0").exists)
+            status, out, err = process.stop(number, group=True)
+    assert (status, err) == (130 if number == signal.SIGINT else 0, "")
+    assert re.fullmatch(r"copied: \d+ changes in .* s\n", out)
+
+
+@pytest.mark.parametrize("command", ["mirror", "changelog", "history"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_pipeline_without_spark_ends_with_one_line(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = f"couchbase://127.0.0.1:{silent.getsockname()[1]}/default"
+        words = (source, tmp_path / "table", "--quiet")
+        with running(command, *words, start_new_session=True) as process:
+            client, _ = silent.accept()
+            with client:
+                status, out, err = process.stop(number, group=True)
+    expected = 130 if number == signal.SIGINT else -number
+    assert (status, out, err) == (expected, "", "interrupted: nothing was finished\n")
 
 
 def test_ctrl_c_while_spark_starts_ends_with_one_line(
@@ -107,10 +161,7 @@ def test_ctrl_c_while_spark_starts_ends_with_one_line(
     made = ended("mirror", producer.source, table, "--once", *QUICK)
     assert made.returncode == 0, made.stderr
     with running("verify", producer.source, table, *QUICK) as process:
-        while not descendants_named("java", process.process.pid):
-            with suppress(subprocess.TimeoutExpired):
-                process.process.wait(0.05)
-            assert process.process.poll() is None, process.err.read()
+        waits_until(process, lambda: descendants_named("java", process.process.pid))
         status, out, err = process.stop(signal.SIGINT)
     said = "interrupted: the comparison was not finished; nothing was changed\n"
     assert (status, out, err) == (130, "", said)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 from packaging.requirements import Requirement
-from pyspark import TaskContext, daemon
+from pyspark import TaskContext, daemon, java_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
@@ -33,6 +33,7 @@ from upriver.spark.runtime.internals import (
     arrow_schema_of,
     find_archives,
     is_remote,
+    java_ignores_sigterm,
     local_checkpoint_manager,
     micro_batch,
     set_worker_python,
@@ -298,3 +299,25 @@ def test_workers_are_forked_from_our_daemon(spark: SparkSession) -> None:
 
     command = spark.sparkContext.parallelize([0], 1).map(parent).first()
     assert "upriver.spark.runtime.worker_daemon" in command.split("\0")
+
+
+# ---- how Java is started -------------------------------------------------------------------
+
+
+def test_java_is_started_by_a_function_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Java would take SIGTERM of a service manager, and commands end with its lines."""
+    started: list[Any] = []
+
+    def start(*given: Any, **more: Any) -> None:
+        started.append(more["preexec_fn"])
+        raise OSError("that is enough")
+
+    monkeypatch.setattr(java_gateway, "Popen", start)
+    launch: Any = java_gateway.launch_gateway
+    with java_ignores_sigterm(), pytest.raises(OSError, match="enough"):
+        launch()
+    with pytest.raises(OSError, match="enough"):
+        launch()
+    ours, sparks = started
+    assert ours.__module__ == java_ignores_sigterm.__module__
+    assert sparks.__module__ == java_gateway.__name__

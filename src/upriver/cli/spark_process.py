@@ -1,13 +1,13 @@
-"""Spark for one command: a quiet start, and an end at once when Ctrl-C is pressed.
+"""Spark for one command: a quiet start, and an end at once by Ctrl-C or SIGTERM.
 
 Java has a process of its own and writes to the standard error of the command. Here it writes into a
 pipe: what it says while it starts is printed only if it cannot start, later lines are passed on,
-and nothing is once the command has ended.
+and nothing is once the command ends: Java tells at length of each task that is cancelled then.
 
-Ctrl-C may come while Spark starts, or inside a call to Java, which must not be left half-way and
-used again. So the signal raises nothing: it prints one line and ends the process. Java ends, and
-removes its files, because its input is closed. A command that can end in order asks for that with
-`stop_requests`.
+A signal may come while Spark starts, or inside a call to Java, which must not be left half-way and
+used again. So it raises nothing: it prints one line and ends the process. Java ends, and removes
+its files, because its input is closed, and by nothing else: terminals and service managers send
+their signals to it too. A command that can end in order asks for that with `stop_requests`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _STDERR: Final = 2
 _MOST_HELD: Final = 1024 * 1024
 #: The standard error of the command, also while that of new processes is a pipe.
 _own: Final = [_STDERR]
+#: Set once the command is asked to end.
+_ending: Final = threading.Event()
 #: Seconds to wait for the rest of Java's lines after a failed start.
 _LAST_LINES: Final = 2.0
 
@@ -51,16 +53,17 @@ def spark_when_needed(app: str, options: dict[str, Any]) -> Iterator[Callable[[]
     started: list[SparkSession] = []
 
     def start() -> SparkSession:
+        from ..spark.runtime.internals import java_ignores_sigterm
         from ..spark.session import retrying, start
 
         where = None if master is None else retrying(master)
-        with _quiet_start():
+        with _quiet_start(), java_ignores_sigterm():
             started.append(start(app, master=where, config=config))
         if _is_main():  # Spark has put a handler of its own there
             signal.signal(signal.SIGINT, _end_at_once)
         return started[0]
 
-    with _signals({signal.SIGINT: _end_at_once}):
+    with _signals({signal.SIGINT: _end_at_once, signal.SIGTERM: _end_at_once}):
         try:
             yield start
         finally:
@@ -95,6 +98,7 @@ def stop_requests() -> Iterator[StopRequest]:
         if request and number == signal.SIGINT:
             _end_at_once(number, frame)
         request.signal = number
+        _ending.set()
 
     with _signals({signal.SIGINT: note, signal.SIGTERM: note}):
         yield request
@@ -102,6 +106,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     os.write(_own[-1], f"{interrupted_line()}\n".encode())
+    if number == signal.SIGTERM:  # a service manager tells from the status that it was the signal
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(INTERRUPTED)
 
 
@@ -163,7 +170,8 @@ class _JavaLines(threading.Thread):
         while piece := os.read(self._reading, 65536):
             with self._lock:
                 if self._held is None:
-                    os.write(self._own, piece)
+                    if not _ending.is_set():
+                        os.write(self._own, piece)
                 elif sum(map(len, self._held)) < _MOST_HELD:
                     self._held.append(piece)
         os.close(self._reading)

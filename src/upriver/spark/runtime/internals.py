@@ -12,6 +12,7 @@
     where a job's archives are `find_archives`: not where Spark looks for them to plan a stream
     how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
                                do not need
+    how Java is started        `java_ignores_sigterm`: by a function that has no such option
     a function of the daemon   `worker_daemon`, a module of its own, from which workers are forked
 
 ``tests/spark/test_internals.py`` shows for each what breaks when it changes. For these reasons
@@ -26,8 +27,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -163,6 +167,32 @@ def hide_replacements(spark: SparkSession) -> None:
     log4j.LogManager.getContext(False).getConfiguration().getLoggerConfig(
         _SOURCES_LOGGER
     ).addFilter(hidden)
+
+
+@contextmanager
+def java_ignores_sigterm() -> Iterator[None]:
+    """Java that starts in this block ends when its parent does, and not by SIGTERM.
+
+    Service managers send SIGTERM to all processes of a service. Java would end at once, before its
+    parent has finished with it. Spark has it ignore SIGINT, for the same reason.
+    """
+    from pyspark import java_gateway
+
+    original: Any = java_gateway.Popen  # type: ignore[attr-defined]
+
+    def start(*given: Any, preexec_fn: Callable[[], None] | None = None, **more: Any) -> Any:
+        def ignore() -> None:
+            if preexec_fn is not None:
+                preexec_fn()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        return original(*given, preexec_fn=ignore, **more)
+
+    java_gateway.Popen = start  # type: ignore[attr-defined, assignment]
+    try:
+        yield
+    finally:
+        java_gateway.Popen = original  # type: ignore[attr-defined]
 
 
 def find_archives(context: SparkContext) -> None:
