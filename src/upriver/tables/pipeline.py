@@ -25,7 +25,14 @@ from ..batches.offset_ranges import ReadStep, are_few, steps_between
 from ..batches.offsets import Offset
 from ..batches.stream_driver import Driver
 from ..batches.task_reader import BranchGone
-from ..errors import ConfigError, ConnectionFailed, Status, StatusError, UpriverError
+from ..errors import (
+    BucketNotFound,
+    ConfigError,
+    ConnectionFailed,
+    Status,
+    StatusError,
+    UpriverError,
+)
 from ..files.storage import StorageFailed
 from .chosen_collections import (
     ChosenCollections,
@@ -164,6 +171,8 @@ class BatchLoop:
         self._replans = 0
         #: How often in a row tasks have waited for a node in vain.
         self._waits = 0
+        #: Since when a node says that there is no bucket; None while there is one.
+        self._no_bucket_since: float | None = None
         self._more_to_compact = False
 
     def run(self, stopped: threading.Event) -> None:
@@ -180,7 +189,10 @@ class BatchLoop:
                     if self._settings.once and target is None:
                         target = self._driver.target()
                     moved = self._batch(target)
-                self._replans = self._waits = 0
+                self._replans, self._waits, self._no_bucket_since = 0, 0, None
+            except BucketNotFound as problem:
+                self._wait_for_bucket(problem, stopped)
+                continue
             except Exception as problem:
                 self._replan_after(problem)
                 continue
@@ -188,6 +200,19 @@ class BatchLoop:
                 return
             if moved:
                 stopped.wait(max(0.0, self._settings.trigger - (time.monotonic() - began)))
+
+    def _wait_for_bucket(self, problem: BucketNotFound, stopped: threading.Event) -> None:
+        """Waits a moment for a bucket that was there before; raises after ``retryTimeout``.
+
+        A node that restarts answers for some time that it has no such bucket.
+        """
+        now = time.monotonic()
+        if self._no_bucket_since is None:
+            self._no_bucket_since = now
+            _log.warning("waiting for the bucket, which was there before: %s", _first_line(problem))
+        if now - self._no_bucket_since >= self._settings.read.retry_timeout:
+            raise problem
+        stopped.wait(_PAUSE)
 
     def _replan_after(self, problem: Exception) -> None:
         """Begins again from the newest commit, if that can help."""
