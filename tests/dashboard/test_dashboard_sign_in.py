@@ -42,7 +42,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     users.add("bob", "secret", Grant(Role.READ_STREAM, "other"), iterations=4096)
     path = tmp_path_factory.mktemp("users") / "users.json"
     users.save(path)
-    with TemporaryProducer(vbuckets=2, settings=ServerSettings(users=path)) as producer:
+    settings = ServerSettings(users=path, authentication_delay=0)
+    with TemporaryProducer(vbuckets=2, settings=settings) as producer:
         producer.producer.store.create_bucket("other", BucketSettings(vbuckets=2))
         producer.write(b"k", b"v")
         feed = ProducerFeed(producer.producer)
