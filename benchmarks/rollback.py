@@ -6,6 +6,9 @@ A reader follows a bucket that is written to all the time, in snapshots of rando
 failover loses the newest changes, from a few to a tenth of all, and the reader goes back to the
 newest place that it may go to. 1.0 is what must be read again whatever a reader remembers: the lost
 part of the snapshots. Nothing is sent anywhere: these are the rules alone.
+
+Then what is read again after a first load, in one batch while others write, and a failover that
+lost nothing, or only what nobody had read.
 """
 
 from __future__ import annotations
@@ -14,8 +17,14 @@ import random
 import statistics
 from collections.abc import Callable
 
-from upriver.batches.offset_planning import ObservedVBucket, from_beginning, plan
-from upriver.batches.offsets import SourceIdentity
+from upriver.batches.offset_planning import (
+    ObservedVBucket,
+    after_reading,
+    from_beginning,
+    plan,
+    with_closed_ends,
+)
+from upriver.batches.offsets import Offset, SourceIdentity
 from upriver.model import FailoverLog, Snapshot, StreamOffset
 from upriver.session.rollback_point import agree
 from upriver.session.stream_position import Position, PositionTracker
@@ -84,6 +93,35 @@ def stream(vbuckets: int) -> Callable[[random.Random], Callable[[int], tuple[int
     return make
 
 
+_LOADED = 1_000_000
+#: The end of the last snapshot that the first load saw.
+_SEEN = _LOADED + 200
+
+
+def _in_one_batch() -> Offset:
+    return plan(from_beginning(SourceIdentity("b", "u", 64)), {0: ObservedVBucket(_LOADED, _LOG)})
+
+
+def first_load() -> None:
+    """What is read again of a first load after failovers that lost none of it."""
+    planned = _in_one_batch()
+    readers = {
+        "Spark, right after it": planned,
+        "Spark, after a quiet time": with_closed_ends(
+            planned, {0: ObservedVBucket(_SEEN + 500, _LOG)}
+        ),
+        "a table": after_reading(planned, {0: _SEEN}),
+    }
+    forks = {"nothing lost": _SEEN + 500, "only what nobody read": _SEEN}
+    print(f"{'first load of ' + format(_LOADED, ','):<28}" + "".join(f"{w:>24}" for w in forks))
+    for name, offset in readers.items():
+        again = []
+        for fork in forks.values():
+            served = ObservedVBucket(fork, FailoverLog.of((8, fork), (7, 0)))
+            again.append(_LOADED - plan(offset, {0: served}).at(0).start)
+        print(f"{name:<28}" + "".join(f"{count:>24,}" for count in again))
+
+
 def main() -> None:
     print(f"{'reader':<28}" + "".join(f"{f'{loss:,} lost':>14}" for loss in _LOSSES))
     readers = {
@@ -104,6 +142,8 @@ def main() -> None:
                 costs.append((must - to + count) / count)
             factors.append(statistics.mean(costs))
         print(f"{name:<28}" + "".join(f"{factor:>14.2f}" for factor in factors))
+    print()
+    first_load()
 
 
 if __name__ == "__main__":

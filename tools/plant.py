@@ -384,8 +384,22 @@ FAULTS = (
     Fault(
         "a boundary of a table is kept too long",
         "upriver.tables.pipeline_tables",
-        "                version = known.get(seqno, now if seqno == reached else None)\n",
+        "                version = known.get(seqno, now if seqno == was.seqno else None)\n",
         "                version = known.get(seqno, now)\n",
+        "table",
+    ),
+    Fault(
+        "the end of a step has the version before it",
+        "upriver.tables.pipeline_tables",
+        "                if seqno == progress.seqno and progress != was:\n",
+        "                if False:\n",
+        "table",
+    ),
+    Fault(
+        "what tasks saw above the ends of their steps is forgotten",
+        "upriver.batches.offset_planning",
+        "            end = Boundary(at.seqno, max(seen, before))\n",
+        "            end = Boundary(at.seqno, at.seqno)\n",
         "table",
     ),
     Fault(

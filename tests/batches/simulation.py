@@ -4,9 +4,10 @@ The producer is a model that decides as the protocol says (`model.rollback_point
 real ones do, every version of a key but the newest. Everything that can happen between two lines
 of the driver or of a task happens at random: writes, deletions, failovers to replicas that were
 behind or in the middle of a snapshot, purges, cut streams, answers of a server that has not heard
-of the failover yet, tasks that are tried again, drivers that crash and replay. The code under test
-is the project's own: offsets (through their JSON text), planning, admission, steps and verdicts,
-and how far streams have come that the driver keeps open.
+of the failover yet, tasks that are tried again, drivers that crash and replay. A table's pipeline
+commits what its tasks saw and plans anew after a crash; a query of Spark does neither. The code
+under test is the project's own: offsets (through their JSON text), planning, admission, steps and
+verdicts, and how far streams have come that the driver keeps open.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from upriver.batches.admission import Limits
 from upriver.batches.offset_planning import (
     ObservedVBucket,
+    after_reading,
     from_beginning,
     from_latest,
     from_positions,
@@ -41,6 +43,7 @@ from upriver.session.stream_position import Position, PositionTracker
 
 Plan = Callable[[Offset, Mapping[int, ObservedVBucket], Limits], Offset]
 Judge = Callable[..., StepVerdict]
+AfterReading = Callable[[Offset, Mapping[int, int]], Offset]
 Documents = dict[tuple[int, str], int]
 
 
@@ -134,6 +137,13 @@ class VBucket:
         """Only the newest version of a key exists."""
         return sorted((s, k, v) for k, (s, v) in self.newest.items() if s > after)
 
+    def snapshot(self, after: int, until: int) -> list[tuple[int, str, int | None]]:
+        """As `read`; one that ends earlier is of what memory still has of each change."""
+        if until == self.high:
+            return self.read(after)
+        newest = {key: (at, key, value) for at, key, value in self.history if after < at <= until}
+        return sorted(newest.values())
+
 
 @dataclass(frozen=True)
 class World:
@@ -141,6 +151,7 @@ class World:
 
     plan: Plan = plan
     judge: Judge = judge
+    after_reading: AfterReading = after_reading
     #: Whether anything but a commit happens between a plan and the end of its batch.
     busy_reading: bool = True
     purges: bool = True
@@ -212,6 +223,10 @@ class Simulation:
         self.heeds_purge_seqno = self.random.random() < 0.5
         self.tells_purge_seqno = self.random.random() < 0.7
         self.starts_at_latest = False
+        #: Whether what tasks saw is known when their batch is committed, as in a table's pipeline.
+        self.is_table = self.random.random() < 0.5
+        #: By vbucket the highest end of a snapshot that a batch's tasks saw, if they read it all.
+        self.snapshot_ends: dict[int, int] = {}
         #: Whether the driver asks only once after a step was read whether it had been refused, and
         #: the vbuckets of which it knows that they were not.
         self.asks_once = self.random.random() < 0.5
@@ -441,15 +456,25 @@ class Simulation:
             if not self.world.trusts_old_proofs:
                 self.proved -= {step.vbucket for step in steps_between(at, end) if step.has_range}
         while rows is None or (not quiet and self.random.random() < 0.15):
+            if self.is_table:
+                self.driver_dies()
+                return at  # only what was committed counts
             self.seen["replay"] += 1
             self.driver_dies()
             self.meanwhile()  # the driver dies; the batch is replayed from its offsets
             rows = self.rows_of_batch(at, end, quiet=quiet, replay=True)
         self.rows += rows
-        if not quiet and self.random.random() < 0.05:
+        if not quiet and not self.is_table and self.random.random() < 0.05:
             # the driver dies after the commit: the sink has this batch already and takes no other
             self.driver_dies()
             self.rows_of_batch(at, end, quiet=False, replay=True)
+        if self.is_table and ahead is None:
+            end = self.stored(self.world.after_reading(end, self.snapshot_ends))
+            self.seen["known ends"] += bool(self.snapshot_ends)
+            if not self.world.trusts_old_proofs:
+                self.proved |= self.snapshot_ends.keys()
+        if not quiet and self.is_table and self.random.random() < 0.05:
+            self.driver_dies()
         self.seen["rollback"] += sum(row.key is None and row.seqno > 0 for row in rows)
         self.seen["rollback to 0"] += sum(row.key is None and row.seqno == 0 for row in rows)
         self.is_caught_up(end)
@@ -480,21 +505,26 @@ class Simulation:
         """The rows of one attempt at a batch; None if a task failed."""
         branches = {n: vbucket.vbuuid for n, vbucket in enumerate(self.vbuckets)}
         rows: list[Row] = []
+        self.snapshot_ends = {}
         try:
             for group in partition(steps_between(at, end, branches if replay else None), 2):
                 if not quiet and self.random.random() < 0.05:
                     for step in group[: self.random.randrange(len(group)) + 1]:
                         self.read(step, [], quiet=False)  # an attempt that dies
                 for step in group:
-                    self.read(step, rows, quiet=quiet)
+                    seen = self.read(step, rows, quiet=quiet)
+                    if seen is not None:
+                        self.snapshot_ends[step.vbucket] = seen
         except TaskFailed:
             return None
         return rows
 
-    def read(self, step: ReadStep, rows: list[Row], *, quiet: bool) -> None:
+    def read(self, step: ReadStep, rows: list[Row], *, quiet: bool) -> int | None:
+        """The highest end of a snapshot that was seen; None if the step was not read to its end."""
         if step.rolls_back:
             rows.append(Row(step.vbucket, step.branch, step.start))
         offset = step.offset
+        seen = 0
         while offset.seqno < step.end:
             if not quiet:
                 self.meanwhile()
@@ -509,27 +539,36 @@ class Simulation:
                 if verdict is StepVerdict.START_OVER:
                     raise TaskFailed
                 if verdict is StepVerdict.SKIP:
-                    return
+                    return None
                 if server is self.vbuckets[step.vbucket]:
                     self.seen["branch forgotten"] += 1
                     raise TaskFailed
                 self.vbuckets[step.vbucket].forgotten = None
                 continue
-            changes = server.read(offset.seqno)
-            snapshot = Snapshot(offset.seqno, server.high)
+            until = high = server.high
+            if not quiet and high > offset.seqno and self.random.random() < 0.3:
+                # what is purged has left memory long before
+                until = self.random.randint(max(offset.seqno + 1, server.purge_seqno), high)
+            is_last = until >= min(step.end, high)
+            changes = server.snapshot(offset.seqno, until)
+            snapshot = Snapshot(offset.seqno, until)
+            seen = max(seen, until)
             cut = len(changes)
             if not quiet and self.random.random() < 0.3:
                 cut = self.random.randrange(cut + 1)
             self.take(step, changes[:cut], rows)
-            if cut == len(changes):
-                return
+            if cut == len(changes) and is_last:
+                return seen
             for _ in range(3):
                 self.meanwhile()
             if self.random.random() < 0.3:  # what was on its way still arrives
                 self.take(step, changes[cut:], rows)
-                return
+                if is_last:
+                    return seen
+                cut = len(changes)
             if cut:
                 offset = StreamOffset(step.offset.vbuuid, changes[cut - 1][0], snapshot)
+        return seen
 
     @staticmethod
     def take(

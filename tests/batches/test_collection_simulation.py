@@ -16,7 +16,7 @@ import pytest
 from simulation import Row, VBucket, World, WrongTable
 from test_retraction import Downstream, Held, RestatingSimulation, restating_plan
 
-from upriver.batches.offset_planning import ObservedVBucket, from_beginning
+from upriver.batches.offset_planning import ObservedVBucket
 from upriver.batches.offset_ranges import ReadStep
 from upriver.batches.offsets import Offset
 from upriver.batches.restate import Restated
@@ -115,8 +115,9 @@ class CollectionSimulation(RestatingSimulation):
         self.keys = [f"{name}/{key}" for name in COLLECTIONS for key in self.keys[:4]]
 
     def first_offset(self) -> Offset:
+        at = super().first_offset()
         self.rows = ByCollection(compensates=True)
-        return from_beginning(self.source)
+        return at
 
     def anything(self, most: int) -> None:
         super().anything(most)

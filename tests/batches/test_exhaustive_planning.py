@@ -11,14 +11,19 @@ project's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
-from simulation import Documents, Plan, Row, VBucket, fold
+from simulation import AfterReading, Documents, Plan, Row, VBucket, fold
 
 from upriver.batches.admission import Limits
-from upriver.batches.offset_planning import ObservedVBucket, from_beginning, plan
+from upriver.batches.offset_planning import (
+    ObservedVBucket,
+    after_reading,
+    from_beginning,
+    plan,
+)
 from upriver.batches.offset_ranges import StepVerdict, judge, steps_between
 from upriver.batches.offsets import Offset, SourceIdentity
 
@@ -70,10 +75,21 @@ def copied(vbucket: VBucket) -> VBucket:
 
 
 class Scope:
-    """All histories of up to so many steps, with one rule of planning."""
+    """All histories of up to so many steps, with one rule of planning.
 
-    def __init__(self, rule: Plan, *, tells_purges: bool, heeds_purges: bool = False) -> None:
+    With ``after_reading`` a batch is committed with what its task saw.
+    """
+
+    def __init__(
+        self,
+        rule: Plan,
+        *,
+        tells_purges: bool,
+        heeds_purges: bool = False,
+        after_reading: AfterReading = lambda planned, ends: planned,
+    ) -> None:
         self._rule = rule
+        self._after_reading = after_reading
         self._tells_purges = tells_purges
         #: Whether the server grants a request that names its purge seqno.
         self._heeds_purges = heeds_purges
@@ -152,6 +168,7 @@ class Scope:
         """One attempt at the planned batch, and its commit; or the same state, to be replayed."""
         assert state.planned is not None
         rows: list[Row] = []
+        ends: dict[int, int] = {}
         vbucket = state.vbucket
         branches = {0: vbucket.vbuuid} if state.replays else None
         for step in steps_between(state.at, state.planned, branches):
@@ -166,11 +183,12 @@ class Scope:
                     for seqno, key, value in vbucket.read(step.start)
                     if step.wants(seqno)
                 ]
+                ends[0] = vbucket.high
             elif judge(step, step.offset, vbucket.log) is not StepVerdict.SKIP:
                 return replace(state, replays=True)
-        return replace(
-            state, at=state.planned, planned=None, replays=False, rows=state.rows + tuple(rows)
-        )
+        at = Offset.of_dict(json.loads(text(self._after_reading(state.planned, ends))), SOURCE)
+        assert at is not None
+        return replace(state, at=at, planned=None, replays=False, rows=state.rows + tuple(rows))
 
     def _heeded(self, purge_seqno: int) -> int:
         return purge_seqno if self._heeds_purges else 0
@@ -199,17 +217,33 @@ SERVERS = pytest.mark.parametrize(
 )
 
 
+#: Whether it is known at the commit what tasks saw.
+COMMITS = pytest.mark.parametrize(
+    "committed",
+    [
+        pytest.param(lambda planned, ends: planned, id="as planned"),
+        pytest.param(after_reading, id="as read"),
+    ],
+)
+
+
+@COMMITS
 @SERVERS
-def test_every_small_history_gives_the_right_table(tells: bool, heeds: bool) -> None:
-    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds)
+def test_every_small_history_gives_the_right_table(
+    tells: bool, heeds: bool, committed: AfterReading
+) -> None:
+    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds, after_reading=committed)
     assert scope.wrong(6) is None
     assert scope.states > 2_000, scope.states
 
 
 @pytest.mark.release
+@COMMITS
 @SERVERS
-def test_every_history_of_eight_steps_gives_the_right_table(tells: bool, heeds: bool) -> None:
-    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds)
+def test_every_history_of_eight_steps_gives_the_right_table(
+    tells: bool, heeds: bool, committed: AfterReading
+) -> None:
+    scope = Scope(plan, tells_purges=tells, heeds_purges=heeds, after_reading=committed)
     assert scope.wrong(8) is None
     assert scope.states > 50_000
 
@@ -229,6 +263,15 @@ def test_a_rule_that_keeps_a_boundary_too_long_is_found() -> None:
         return Offset(end.source, {0: replace(progress, boundaries=kept)})
 
     assert Scope(believing, tells_purges=False).wrong(7) is not None
+
+
+def test_an_end_with_too_small_a_bound_is_found() -> None:
+    """What a task saw above the end of its step hid nothing below it, it says."""
+
+    def believing(planned: Offset, ends: Mapping[int, int]) -> Offset:
+        return after_reading(planned, {vbucket: planned.at(vbucket).seqno for vbucket in ends})
+
+    assert Scope(plan, tells_purges=False, after_reading=believing).wrong(7) is not None
 
 
 def test_a_rule_that_ignores_failovers_is_found() -> None:

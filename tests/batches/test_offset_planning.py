@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from upriver.batches.admission import Limits, spread
 from upriver.batches.offset_planning import (
     ObservedVBucket,
+    after_reading,
     from_beginning,
     from_latest,
     from_positions,
     plan,
+    with_closed_ends,
     with_rereads,
 )
 from upriver.batches.offset_ranges import (
@@ -70,6 +72,43 @@ def test_a_quiet_vbucket_settles_in_the_batch_of_another_and_is_not_read() -> No
     planned = plan(previous, {0: ObservedVBucket(300, LOG_A), 1: ObservedVBucket(301, LOG_A)})
     assert planned.at(0).boundaries[-1] == Boundary(300, 300)
     assert [step.vbucket for step in steps_between(previous, planned)] == [1]
+
+
+def test_an_end_is_a_boundary_at_once_if_it_is_known_what_was_seen() -> None:
+    planned = Offset(SOURCE, {0: replace(AT_300, rolled_back=True), 1: AT_300, 2: AT_300})
+    read = after_reading(planned, {0: 320, 1: 210, 2: NO_END})
+    assert read.at(0) == replace(AT_300, boundaries=(*AT_300.boundaries, Boundary(300, 320)))
+    assert read.at(1) == AT_300  # its snapshot ended below the end of the step: who knows
+    assert read.at(2) == AT_300
+    assert Offset.of_dict(read.to_dict(), SOURCE) == read
+    on = after(read.at(0), ObservedVBucket(350, LOG_A))
+    assert on.request == StreamOffset(A, 300, Snapshot(200, 320))
+
+
+def test_what_hid_changes_below_the_start_of_a_step_counts_at_its_end_too() -> None:
+    hidden = replace(AT_300, boundaries=(Boundary(100, 100), Boundary(200, 310)))
+    read = after_reading(Offset(SOURCE, {0: hidden}), {0: 300}).at(0)
+    assert read.boundaries == (Boundary(100, 100), Boundary(300, 310))
+
+
+@pytest.mark.parametrize(("shared", "start", "read_again"), [(320, 300, 0), (319, 200, 100)])
+def test_a_failover_right_after_a_batch_takes_back_what_was_seen_of_the_lost(
+    shared: int, start: int, read_again: int
+) -> None:
+    read = after_reading(Offset(SOURCE, {0: AT_300}), {0: 320}).at(0)
+    found = after(read, ObservedVBucket(400, FailoverLog.of((B, shared), (A, 0))))
+    assert (found.start, found.rolled_back) == (start, read_again > 0)
+
+
+def test_where_nothing_follows_the_last_ends_become_boundaries() -> None:
+    previous = Offset(SOURCE, dict.fromkeys((0, 1, 2), AT_300))
+    closed = with_closed_ends(
+        previous, {0: ObservedVBucket(300, LOG_A), 1: ObservedVBucket(300, LOG_A, refused=True)}
+    )
+    assert closed.at(0).boundaries[-1] == Boundary(300, 300)
+    assert closed.at(1) is closed.at(2) is AT_300
+    assert not steps_between(previous, closed)
+    assert with_closed_ends(closed, {0: ObservedVBucket(305, LOG_A)}) is closed
 
 
 def test_a_settled_vbucket_survives_a_failover_that_lost_nothing_without_a_rollback() -> None:

@@ -194,15 +194,25 @@ class Reading:
         return _newest(self.checkpoint / "offsets")
 
     def forget_commit(self) -> int:
-        """Makes the newest batch one that was planned and not finished; returns its number."""
-        newest = _newest(self.checkpoint / "commits")
-        newest.unlink()
-        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-        return int(newest.name)
+        """Makes the newest batch with rows one that was planned and not finished; its number.
+
+        If no batch had rows, the newest of all.
+        """
+        newest = max(self.batches, default=_number(_newest(self.checkpoint / "commits")))
+        for log, first in (("commits", newest), ("offsets", newest + 1)):
+            for entry in _entries(self.checkpoint / log):
+                if _number(entry) >= first:
+                    entry.unlink()
+                    (entry.parent / f".{entry.name}.crc").unlink(missing_ok=True)
+        return newest
 
 
 def _newest(directory: Path) -> Path:
-    return max((file for file in directory.iterdir() if file.name.isdecimal()), key=_number)
+    return max(_entries(directory), key=_number)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return [file for file in directory.iterdir() if file.name.isdecimal()]
 
 
 def _number(file: Path) -> int:

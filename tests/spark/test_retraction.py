@@ -108,6 +108,7 @@ class RestatingSimulation(Simulation):
 
     def first_offset(self) -> Offset:
         self.rows = Downstream(compensates=self.restates)
+        self.is_table = False  # only queries of Spark are told what was restated
         return from_beginning(self.source)
 
     def rows_of_batch(

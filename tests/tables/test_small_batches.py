@@ -13,7 +13,7 @@ from tablekit import PATIENCE, documents_of, rows_of
 from upriver.batches.offset_ranges import SMALL_BATCH
 from upriver.errors import ConfigError
 from upriver.spark import pipelines
-from upriver.spark.pipelines import mirror
+from upriver.spark.pipelines import changelog, history, mirror
 from upriver.tables.executors import Executors, ThisProcess
 from upriver.testing import TemporaryProducer
 
@@ -124,6 +124,22 @@ def test_what_a_failover_undid_is_restored_by_executors(
     mirror(start_spark_not, source=producer.source, table=table, once=True).wait(PATIENCE)
     assert executors.tasks
     assert len(documents_of(table)) == 115
+
+
+@pytest.mark.parametrize("kind", [mirror, history, changelog])
+def test_a_failover_that_lost_nothing_has_nothing_read_again(
+    producer: TemporaryProducer, tmp_path: Path, executors: CountingExecutors, kind: Any
+) -> None:
+    table = tmp_path / "documents"
+    fill(producer, range(100))
+    kind(start_spark_not, source=producer.source, table=table, once=True).wait(PATIENCE)
+    for vbucket in range(VBUCKETS):
+        producer.fail_over(vbucket, producer.bucket.vbucket_stats(vbucket).high_seqno)
+    fill(producer, range(100, 103))
+    pipeline = kind(start_spark_not, source=producer.source, table=table, once=True)
+    assert pipeline.wait(PATIENCE)
+    assert (pipeline.status().rows, pipeline.status().rollbacks) == (3, 0)
+    assert len(rows_of(table)) == 103
 
 
 def start_spark_not() -> Any:

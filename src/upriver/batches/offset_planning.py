@@ -13,6 +13,12 @@ reading ``(a, b]`` misses a key whose newer version has already moved above ``b`
    deletions above its start, or lost changes): go back to 0, with a rollback row, and read the
    vbucket up to its high seqno in one step, since any stop below the purge seqno may be refused.
 4. A vbucket that cannot be asked now stays where it is.
+5. Where nothing is new for a while, the ends of the last steps become boundaries by 1 all the same,
+   in a batch without rows (`with_closed_ends`).
+
+Who commits after the tasks have read, as the pipelines of tables do, knows which snapshots they
+saw. Then the end of a step is a boundary at once (`after_reading`): a failover that took nothing
+from what was read costs nothing.
 
 Why it is right. ``Held`` are the rows that no later rollback row of their vbucket has killed.
 
@@ -28,6 +34,10 @@ Why it is right. ``Held`` are the rows that no later rollback row of their vbuck
   others. It was read to its end: had its request been refused, it would be refused now too (3),
   because purge seqnos only rise, and had its rest been refused, the attempt would have failed.
   Its bound is sampled after it, on the same branch, so its end becomes a boundary.
+- *Ends that tasks know.* A task that read a step to its end took rows of the planned branch only,
+  from snapshots that ended at s or below; a key was hidden from it by a version up to s. Below the
+  step's start a key may have been hidden by a version up to the bound of the boundary there. So the
+  end with the larger of both as its bound is a boundary, whatever became of the branch meanwhile.
 - *Folding.* A rollback goes to a place at or below everything that follows it, so held rows rise
   in (branch, seqno), and the newest of a key is the producer's own.
 - *Purging.* Deletions in (start, end] were there when a step from start was granted, or had been
@@ -199,6 +209,22 @@ def plan(
     return Offset(previous.source, progress) if moved else previous
 
 
+def with_closed_ends(previous: Offset, facts: Mapping[int, ObservedVBucket]) -> Offset:
+    """The same place, with the ends of the last steps as boundaries; ``previous`` if they are.
+
+    Facts are of vbuckets on the branch that was read last. Where nothing follows for a while, that
+    is worth a batch without rows: a failover before the next one then takes back less.
+    """
+    most = most_boundaries(previous.source.vbuckets)
+    open_ends = {vb for vb in facts if (at := previous.at(vb)).start < at.seqno}
+    closed = {
+        vb: _gone_on(previous.at(vb), facts[vb], most)
+        for vb in open_ends
+        if not _would_be_refused(previous.at(vb), facts[vb])
+    }
+    return Offset(previous.source, {**previous.progress, **closed}) if closed else previous
+
+
 def _step_of(start: VBucketProgress, grant: int) -> VBucketProgress:
     log = start.log
     oldest = start.boundaries[0].bound if start.boundaries else NO_END
@@ -271,6 +297,24 @@ def _would_be_refused(at: VBucketProgress, facts: ObservedVBucket) -> bool:
 
 def _kept(log: FailoverLog) -> FailoverLog:
     return FailoverLog(log.entries[:MAX_BRANCHES])
+
+
+def after_reading(planned: Offset, snapshot_ends: Mapping[int, int]) -> Offset:
+    """The offset of a batch that was read: what tasks know of the ends of its steps is in it.
+
+    ``snapshot_ends`` are, by vbucket whose step was read to its end on the planned branch, the
+    highest end of a snapshot that its task saw.
+    """
+    most = most_boundaries(planned.source.vbuckets)
+    progress = dict(planned.progress)
+    for vbucket, seen in snapshot_ends.items():
+        at = progress[vbucket]
+        if at.start < at.seqno <= seen < NO_END:
+            before = at.boundaries[-1].bound if at.boundaries else 0
+            end = Boundary(at.seqno, max(seen, before))
+            boundaries = thinned((*at.boundaries, end), most)
+            progress[vbucket] = replace(at, boundaries=boundaries, rolled_back=False)
+    return Offset(planned.source, progress)
 
 
 def with_rereads(

@@ -15,7 +15,9 @@ A vbucket that was never read is left out. The others are one line each, of thes
     c0ffee@900,...  the branches of the history that was read, newest first: vbuuid in hex, and the
                     seqno at which it began (left out: 0)
     -12+15          the newest boundary, where the newest step began, is 12 below its end; after it
-                    had been read, the vbucket's high seqno was 15 above it (left out: at the end)
+                    had been read, the vbucket's high seqno was 15 above it (left out: at the end);
+                    -0+15 where the end is a boundary already, because it is known which snapshots
+                    were seen
     -130~9          the next older boundary is 130 below the end, and its high seqno was 9 lower
     from:40         the reader holds nothing up to here, because it was set to start here (not 0)
     purge:900       the purge seqno that was in force when reading began at 0, until that is passed
@@ -80,8 +82,8 @@ class SourceIdentity:
 class Boundary:
     """A seqno up to which everything was read, and a bound of every snapshot seen up to there.
 
-    ``bound`` is a high seqno that was sampled after the reading, so a newer version that hid one
-    of the changes up to ``seqno`` is not above it.
+    ``bound`` is a high seqno that was sampled after the reading, or the highest end of a snapshot
+    that was seen, so a newer version that hid one of the changes up to ``seqno`` is not above it.
     """
 
     seqno: int

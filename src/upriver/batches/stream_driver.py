@@ -26,6 +26,7 @@ from .offset_planning import (
     from_latest,
     from_positions,
     plan,
+    with_closed_ends,
     with_rereads,
 )
 from .offset_ranges import SMALL_BATCH, newest_step
@@ -47,6 +48,8 @@ _POLL_PART: Final = 0.1
 _SWEEP: Final = 5.0
 #: Seconds to wait for changes that the nodes have and that have not arrived on open streams.
 _LATE: Final = 0.25
+#: Seconds without changes after which the ends of the last batches become boundaries.
+_QUIET: Final = 5.0
 #: How often a history is asked for again while it changes under our eyes.
 _MOST_LOOKS: Final = 20
 #: Seconds after which a vbucket that cannot be planned is worth a warning.
@@ -174,11 +177,14 @@ class Driver:
         *,
         patience: float = 0.0,
         can_restore: Callable[[int, int], bool] | None = None,
+        closes_ends: bool = False,
     ) -> Offset:
         """Where the next batch ends; equal to ``previous`` if nothing happens for a while.
 
         A table that holds current rows says which vbuckets it ``can_restore`` to which seqnos. A
-        vbucket that must go back to another place is read anew from 0, up to its high seqno.
+        vbucket that must go back to another place is read anew from 0, up to its high seqno. Who
+        cannot say what tasks saw gets an offset without steps when it is quiet, if it
+        ``closes_ends``.
         """
         deadline = time.monotonic() + patience
         reads_ahead, waited = limits.target is None, False
@@ -211,8 +217,18 @@ class Driver:
                 continue
             # that nothing arrived is no answer: only the nodes know that there is nothing
             if facts_ahead is None or not self._is_behind(previous):
-                return previous
+                return self._at_rest(previous, limits) if closes_ends else previous
             reads_ahead, waited, deadline = not waited, True, time.monotonic() + _LATE
+
+    def _at_rest(self, previous: Offset, limits: Limits) -> Offset:
+        """An offset without steps if there is nothing to read, for now or in this run."""
+        is_quiet = time.monotonic() - self._moved_at >= _QUIET or limits.target is not None
+        open_ends = [vb for vb in self._proved if (at := previous.at(vb)).start < at.seqno]
+        if not (is_quiet and open_ends):
+            return previous
+        self.highs = self._survey.high_seqnos()
+        served = [vb for vb in self._wanted(open_ends) if vb in self.highs]
+        return with_closed_ends(previous, self._same_branch(previous, served))
 
     def _is_behind(self, reached: Offset) -> bool:
         """Whether a node has changes after an offset now."""

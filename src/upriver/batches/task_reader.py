@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,17 +51,38 @@ class BranchGone(UpriverError):
     """No node has the branch any more that a step was planned for."""
 
 
+@dataclass(slots=True)
+class StepsRead:
+    """What became of steps, for who plans the next ones."""
+
+    #: Vbuckets that were not read to their end, because their branch is gone.
+    skipped: set[int] = field(default_factory=set)
+    #: By vbucket of the others the highest end of a snapshot that was seen; `NO_END` if one did not
+    #: say where it ends.
+    snapshot_ends: dict[int, int] = field(default_factory=dict)
+
+    def saw(self, event: Rows) -> None:
+        for step in event.steps:
+            if self.snapshot_ends.get(step.vbucket, 0) < step.snapshot.end:
+                self.snapshot_ends[step.vbucket] = step.snapshot.end
+
+    def skip(self, vbuckets: set[int]) -> None:
+        self.skipped |= vbuckets
+        for vbucket in vbuckets:
+            self.snapshot_ends.pop(vbucket, None)
+
+
 def read_steps(
     options: ReadOptions,
     steps: Sequence[ReadStep],
-    skipped: set[int] | None = None,
+    read: StepsRead | None = None,
     log: CollectionLog | None = None,
     arrived: ArrivedChanges | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some steps of a batch.
 
-    Vbuckets that were not read to their end, because their branch is gone, go into ``skipped``.
-    ``log`` records what happened to collections. Changes that have ``arrived`` are not read again.
+    ``read`` notes what becomes of them. ``log`` records what happened to collections. Changes that
+    have ``arrived`` are not read again.
     """
     log = log if log is not None else CollectionLog()
     names = _CollectionNames(log, arrived.names if arrived is not None else {})
@@ -80,20 +101,20 @@ def read_steps(
         )
     elif rollbacks:
         yield builder.rollbacks(rollbacks)
-    left: set[int] = set() if skipped is None else skipped
+    read = read if read is not None else StepsRead()
     wanted = {step.vbucket: step for step in steps if step.has_range}
     positions = {vb: step.position for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
         attempt = _Attempt(
-            options, wanted, positions, names, log, anew=anew, restatement=restatement
+            options, wanted, positions, names, log, read, anew=anew, restatement=restatement
         )
         for batch in attempt.batches():
             for rows in builder.changes(batch):
                 yield rows if restatement is None else restatement.restate(rows)
         positions = attempt.not_found
-        left |= attempt.left_behind
+        read.skip(attempt.left_behind)
         if positions:
             vbucket = next(iter(positions))
             since = since or time.monotonic()
@@ -108,7 +129,7 @@ def read_steps(
             time.sleep(_PAUSE)
             anew = True  # with the newest map
     if restatement is not None and restatement.has_any:
-        done = {step.vbucket: step for step in steps if step.vbucket not in left}
+        done = {step.vbucket: step for step in steps if step.vbucket not in read.skipped}
         yield from _restated(options, restatement, done)
 
 
@@ -237,6 +258,7 @@ class _Attempt:
         positions: dict[int, Position],
         names: _CollectionNames,
         log: CollectionLog,
+        read: StepsRead,
         *,
         anew: bool,
         restatement: Restatement | None,
@@ -255,6 +277,7 @@ class _Attempt:
         #: Vbuckets that were not read to their end, because their branch is gone.
         self.left_behind: set[int] = set()
         self._log = log
+        self._read = read
         #: Where reading must go on, on a node that knows the branch.
         self.not_found: dict[int, Position] = {}
 
@@ -267,6 +290,7 @@ class _Attempt:
             self._names.consumer = consumer
             for event in _events(consumer, self._patience):
                 if isinstance(event, Rows):
+                    self._read.saw(event)
                     yield _up_to(event.batch, last)
                 elif isinstance(event, RolledBack):
                     undisturbed = False

@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 from .._extras import extra
 from ..batches.admission import Limits
 from ..batches.collection_events import CollectionEnd, CollectionLog, Name, ended_rows
-from ..batches.offset_planning import nowhere
+from ..batches.offset_planning import after_reading, nowhere
 from ..batches.offset_ranges import ReadStep, steps_between
 from ..batches.offsets import Offset
 from ..batches.options import ReadOptions
 from ..batches.stream_driver import Driver
-from ..batches.task_reader import read_steps
+from ..batches.task_reader import StepsRead, read_steps
 from ..errors import ConfigError
 from ..settings.option_types import SourceOptions
 from ..settings.setting import camel, text_of
@@ -101,13 +101,14 @@ def _documents(options: ReadOptions, table: str, *, binary_keys: bool) -> Iterat
             steps = steps_between(start, planned)
             # without a state the table should be empty; if it is not, its state was lost
             restated = {step.vbucket for step in steps if step.rolls_back} if previous else None
-            skipped: set[int] = set()
-            yield from run.rows(driver.reading(options), steps, restated, skipped)
+            read = StepsRead()
+            yield from run.rows(driver.reading(options), steps, restated, read)
+            planned = after_reading(planned, read.snapshot_ends)
             state["offset"] = planned.to_dict()
             state["collections"] = {str(one): list(name) for one, name in run.collections.items()}
             # a plan knows of some rollbacks only after a step was refused; rows of two branches
             # of a vbucket must not be in one load, because their seqnos cannot be compared
-            again = frozenset(skipped - run.vbuckets)
+            again = frozenset(read.skipped - run.vbuckets)
             if not again:
                 return
             previous, options = planned, replace(options, vbuckets=again)
@@ -130,22 +131,22 @@ class _Run:
         options: ReadOptions,
         steps: Sequence[ReadStep],
         restated: set[int] | None,
-        skipped: set[int],
+        read: StepsRead,
     ) -> Iterator[pa.Table]:
         """The rows of some steps; ``restated`` are read from the beginning, all if it is None.
 
-        Vbuckets that were not read to their end go into ``skipped``.
+        ``read`` notes what becomes of the steps.
         """
         leftovers = Leftovers(self.loaded.of_vbuckets(restated))
         log = CollectionLog(self.collections)
         with SeenRows(self.shape.places) as seen:
-            for batch in read_steps(options, steps, skipped, log):
+            for batch in read_steps(options, steps, read, log):
                 rows = self.shape.of_changes(batch)
                 self.vbuckets.update(np.unique(rows.column("vbucket").to_numpy()).tolist())
                 leftovers.came(rows)
                 seen.add(rows)
                 yield rows
-            gone = [leftovers.left(self.shape.places, skipped)]
+            gone = [leftovers.left(self.shape.places, read.skipped)]
             names = {(end.scope, end.collection) for end in log.ends_of_known}
             gone += (_ended(rows, log.ends_of_known) for rows in self.loaded.of_collections(names))
             if log.dropped:

@@ -107,13 +107,15 @@ def repair(
             place.storage, mirror.shape.arrow_schema, settings.window, trusting=True
         )
         assert tables is not None
-        assert tables.state.offset is not None
+        offset = tables.state.offset
+        assert offset is not None
         if not rows and not _has_strangers(tables):
             return Repaired(found)
         # what was read is of the positions only if no vbucket went over in the meantime
         _require_same_branches(on_other_branches(mirror.settings, mirror.positions))
         outcome, repaired = _outcome(tables, settings, mirror, rows)
-        tables.commit_batch([outcome], tables.state.offset, lease, ThisProcess(), operation=REPAIR)
+        # versions before have the rows that were wrong: no rollback may bring these back
+        tables.commit_batch([outcome], offset, lease, ThisProcess(), operation=REPAIR, forget=True)
     written = int(repaired.sum())
     removed = len(repaired) - written
     return Repaired(found, written, removed, found.differing - len(repaired))

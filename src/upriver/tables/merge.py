@@ -26,7 +26,7 @@ from ..batches.collection_events import CollectionEnd, CollectionLog, Name
 from ..batches.offset_ranges import ReadStep
 from ..batches.options import ReadOptions
 from ..batches.row_schema import ROLLBACK, arrow_schema
-from ..batches.task_reader import read_steps
+from ..batches.task_reader import StepsRead, read_steps
 from ..errors import UpriverError
 from ..files.storage import FileGone, Storage
 from .format.data_files import (
@@ -64,8 +64,7 @@ class TaskOutcome:
     letters: list[NewFile] = field(default_factory=list)
     #: Changes that were read.
     changes: int = 0
-    #: Vbuckets that were not read to their end, because their branch is gone.
-    skipped: set[int] = field(default_factory=set)
+    read: StepsRead = field(default_factory=StepsRead)
     #: By id the names of collections that were read.
     collections: dict[int, Name] = field(default_factory=dict)
     #: By table and name the types of members that its schema lacks.
@@ -94,7 +93,7 @@ class AppendTask:
     def run(self) -> TaskOutcome:
         done = TaskOutcome()
         with RowFiles(self.storage, change_schema(self.options)) as files:
-            for rows in joined(read_steps(self.options, self.steps, done.skipped)):
+            for rows in joined(read_steps(self.options, self.steps, done.read)):
                 number = pa.repeat(pa.scalar(self.batch, pa.int64()), rows.num_rows)
                 files.add(rows.append_column(BATCH_COLUMN, number))
                 done.changes += rows.num_rows
@@ -146,7 +145,7 @@ class Merge:
             letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
             stack.enter_context(letters)
             options = self.shape.read_options(self.options)
-            for changes in joined(read_steps(options, self.steps, done.skipped, log)):
+            for changes in joined(read_steps(options, self.steps, done.read, log)):
                 is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
                 if not pc.all(is_change).as_py():
                     changes = changes.filter(is_change)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from .. import telemetry
 from .._unclosed import warn_unclosed
 from ..batches.admission import Limits
+from ..batches.offset_planning import after_reading
 from ..batches.offset_ranges import ReadStep, are_few, steps_between
 from ..batches.offsets import Offset
 from ..batches.stream_driver import Driver
@@ -299,6 +300,9 @@ class BatchLoop:
             shape = grown
         self._tables.on_step("read")
         read = time.monotonic()
+        if change is None:  # otherwise only a part of the collections was read
+            seen = {vb: at for one in outcomes for vb, at in one.read.snapshot_ends.items()}
+            end = after_reading(end, seen)
         properties = dict(self._changed or {})
         if shape is not self._shape:
             properties[SHAPE] = shape.to_property()
@@ -316,7 +320,7 @@ class BatchLoop:
         self._shape, self._changed, self._reshaped = shape, None, False
         committed = time.monotonic()
         if change is None:
-            skipped = {vbucket for one in outcomes for vbucket in one.skipped}
+            skipped = {vbucket for one in outcomes for vbucket in one.read.skipped}
             self._driver.prove({step.vbucket for step in steps} - skipped)
         self._meter.shown = end
         lag = self._meter.measure()

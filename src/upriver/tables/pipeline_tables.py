@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..batches.collection_events import Name
-from ..batches.offsets import Offset
+from ..batches.offsets import UNTOUCHED, Offset
 from ..errors import ConfigError
 from ..files.storage import Storage
 from .commit_state import DEAD_LETTERS, TableState
@@ -260,11 +260,13 @@ class PipelineTables:
         versions: dict[int, dict[int, int]] = {}
         for vbucket, progress in end.progress.items():
             known = before.versions.get(vbucket, {})
-            reached = before.offset.at(vbucket).seqno if before.offset is not None else 0
+            was = before.offset.at(vbucket) if before.offset is not None else UNTOUCHED
             places = {}
             for boundary in progress.boundaries:
                 seqno = boundary.seqno
-                version = known.get(seqno, now if seqno == reached else None)
+                if seqno == progress.seqno and progress != was:
+                    continue  # the version that is being made is the first with these rows
+                version = known.get(seqno, now if seqno == was.seqno else None)
                 if version is not None and version >= oldest:
                     places[seqno] = version
             if places:

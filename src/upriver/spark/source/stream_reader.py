@@ -96,6 +96,7 @@ class DcpStreamReader(DataSourceStreamReader):
             limits,
             patience=patience,
             can_restore=nowhere if self._options.restate_on_rollback else None,
+            closes_ends=True,
         )
         self._reached = planned
         # what is equal must be the same text, and it is if it is the same object
