@@ -62,6 +62,7 @@ _LANE_OF = {
     "consumer/test_memory_schedules.py": "chaos",
     "dashboard/test_dashboard_commands.py": "process",
     "dashboard/test_dashboard_page.py": "browser",
+    "dashboard/test_pipeline_alerts.py": "process",
     "producer/test_bounded_resources.py": "process",
     "producer/test_killed_server.py": "process",
     "producer/test_memcached_suites.py": "process",

@@ -363,7 +363,7 @@ FAULTS = (
     Fault(
         "a lease that another driver holds is taken",
         "upriver.tables.lease",
-        "    while number and not (_is_given_back(holder) or _is_dead(holder)):\n",
+        "    while number and not (is_given_back(holder) or is_dead(holder)):\n",
         "    while False:\n",
         "table",
     ),

@@ -13,7 +13,12 @@ from waiting import until
 
 from upriver.cli.dashboard.producer_figures import ProducerFeed
 from upriver.dashboard.collector import Collector
-from upriver.dashboard.figure_types import PipelineFigures, ServerFigures, StatsDocument
+from upriver.dashboard.figure_types import (
+    HeartbeatFigures,
+    PipelineFigures,
+    ServerFigures,
+    StatsDocument,
+)
 from upriver.dashboard.figure_validation import checked
 from upriver.dashboard.httpd import DashboardServer
 from upriver.testing import TemporaryProducer
@@ -24,6 +29,13 @@ PATIENCE = 300.0
 INTERVAL = 0.05
 
 _T = TypeVar("_T")
+
+
+def idle(lag: int = 0, lag_seconds: float = 0.0) -> HeartbeatFigures:
+    """What is known of a pipeline that has nothing to read, or not yet."""
+    return HeartbeatFigures(
+        time=0.0, state="idle", since=0.0, reason="", lag=lag, lag_seconds=lag_seconds
+    )
 
 
 class Answer(NamedTuple):

@@ -142,7 +142,7 @@ def test_promtool_accepts_the_alerts_and_the_metrics(tmp_path: Path) -> None:
         ["promtool", "check", "rules", rules], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "10 rules found" in checked.stdout
+    assert "12 rules found" in checked.stdout
     with TemporaryProducer(vbuckets=2) as producer, watched(producer) as url:
         linted = subprocess.run(
             ["promtool", "check", "metrics"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browserkit import Browser, started_browser
-from dashboardkit import PATIENCE, watched
+from dashboardkit import PATIENCE, idle, watched
 from selenium.webdriver.common.keys import Keys
 from talk import Talk
 from waiting import until
@@ -438,14 +438,14 @@ def test_charts_have_a_time_axis_and_reach_back_an_hour(browser: Browser, url: s
 def test_lag_is_shown_by_reader_and_pipeline_in_changes_and_in_seconds(
     browser: Browser, tmp_path: Path
 ) -> None:
-    finish_batch(tmp_path / "progress.jsonl", 7)
+    file = ProgressFile(tmp_path / "progress.jsonl", "orders", lambda: idle(7, 3.5))
     with TemporaryProducer(vbuckets=2) as producer:
         for number in range(400):
             producer.write(b"%d" % number, b"v" * 1000, vbucket=0)
         # a reader that takes no more than its window
         with (
             Consumer(producer.source, name="slow", buffer=64 * 1024) as consumer,
-            watched(producer, [ProgressFile(tmp_path / "progress.jsonl", "orders").sample]) as url,
+            watched(producer, [file.sample]) as url,
         ):
             next(iter(consumer))
             browser.open(url)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboardkit import ask
+from dashboardkit import ask, idle
 from waiting import until
 
 from upriver.dashboard.collector import Collector
@@ -104,8 +104,9 @@ def test_a_batch_that_followed_a_rollback_is_an_event(path: Path) -> None:
 def test_a_page_of_pipelines_alone_has_their_metrics(path: Path) -> None:
     book = ProgressBook(LocalProgress(path, "run"), None)
     batch(book, 0, rows=7)
+    file = ProgressFile(path, "orders", lambda: idle(3))
     with (
-        Collector(None, [ProgressFile(path, "orders").sample], interval=0.05) as collector,
+        Collector(None, [file.sample], interval=0.05) as collector,
         DashboardServer(collector, port=0) as page,
     ):
         until(lambda: collector.latest.document["pipelines"])

@@ -413,7 +413,7 @@ def test_whoever_has_lost_the_lease_commits_nothing(
 
     def take_over(step: str) -> None:
         if step == "files":
-            monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+            monkeypatch.setattr("upriver.tables.lease.is_dead", lambda holder: True)
             with held_lease(Storage.parse(table)):
                 pass
 
@@ -442,7 +442,7 @@ def test_a_writer_that_is_late_after_its_look_at_the_lease_commits_nothing(
         check(self)
         if not versions:
             versions.append(0)
-            monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+            monkeypatch.setattr("upriver.tables.lease.is_dead", lambda holder: True)
             with pytest.raises(UpriverError, match="died"):
                 started(bucket, table, die_at_once).wait(PATIENCE)
             versions.append(DeltaTable(table).version())
@@ -470,7 +470,7 @@ def test_a_writer_that_is_so_late_that_the_log_was_cleaned_up_commits_nothing(
         check(self)
         if not versions:
             versions.append(0)
-            monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+            monkeypatch.setattr("upriver.tables.lease.is_dead", lambda holder: True)
             for number in range(3, 6):
                 bucket.write(0, b"a", b"%d" % number)
                 caught_up(bucket, table)
@@ -550,7 +550,7 @@ def test_a_lease_that_is_renewed_is_not_succeeded_whatever_its_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, wait: bool
 ) -> None:
     ends = itertools.count(time.time() + ahead)
-    monkeypatch.setattr(lease_module, "_newest", lambda _: (7, leased_elsewhere(next(ends))))
+    monkeypatch.setattr(lease_module, "newest_lease", lambda _: (7, leased_elsewhere(next(ends))))
     with (
         pytest.raises(ConfigError, match="process 1 of another"),
         held_lease(Storage.parse(tmp_path), wait=wait),
@@ -587,7 +587,7 @@ def test_a_lease_is_lost_however_many_came_after_it(
 ) -> None:
     storage = Storage.parse(tmp_path)
     with held_lease(storage) as first:
-        monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+        monkeypatch.setattr("upriver.tables.lease.is_dead", lambda holder: True)
         for _ in range(4):
             with held_lease(storage):
                 pass
@@ -653,7 +653,7 @@ def test_what_a_successor_has_done_for_the_tables_of_collections_is_not_done_twi
     def take_over(step: str) -> None:
         if step == "commit" and not succeeded:
             succeeded.append(step)
-            monkeypatch.setattr("upriver.tables.lease._is_dead", lambda holder: True)
+            monkeypatch.setattr("upriver.tables.lease.is_dead", lambda holder: True)
             bucket.write(0, b"a", b"3")
             caught_up(bucket, table, **options)
 
@@ -682,7 +682,7 @@ def test_tables_of_collections_go_back_to_before_a_lease_was_taken_over(
         patch.setattr(Lease, "release", lambda self: None)
         with pytest.raises(UpriverError, match="died after commit"):
             started(bucket, table, die, **options).wait(PATIENCE)
-    monkeypatch.setattr(lease_module, "_is_dead", lambda holder: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda holder: True)
     bucket.write(0, b"c", b"lost")
     caught_up(bucket, table, **options)
     bucket.fail_over(0, point)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from upriver.batches import task_reader
 from upriver.consumer.client import Consumer
 from upriver.consumer.streaming.inbox import Closed, Delivery
 from upriver.consumer.transport import blocking_connection
-from upriver.tables import lease, pipeline
+from upriver.tables import lag, lease, pipeline, pipeline_watch
 from upriver.tables.upkeep import version_retention
 
 from .network import Network
@@ -30,6 +29,7 @@ from .scheduler import Process
 from .threads import (
     SimulatedClock,
     SimulatedEvent,
+    SimulatedLock,
     SimulatedQueue,
     SimulatedThread,
     Threads,
@@ -64,7 +64,8 @@ def machine(
     places: list[tuple[ModuleType, dict[str, Any]]] = [
         *((module, {"time": clock}) for module in clocked),
         (blocking_connection, {"socket": _Sockets(network), "select": select}),
-        (pipeline, {"threading": threading_}),
+        *((one, {"threading": threading_}) for one in (blocking_connection, lag)),
+        *((one, {"threading": threading_}) for one in (pipeline, pipeline_watch)),
         (lease, {"threading": threading_, "os": SimpleNamespace(getpid=_pid)}),
         (lease, {"socket": SimpleNamespace(gethostname=_host), "_process_space": _host}),
         (lease, {"_started": _started_by(is_running)}),
@@ -118,7 +119,7 @@ class _Threading:
     """The module ``threading``, for modules whose threads are simulated."""
 
     Event = SimulatedEvent
-    Lock = staticmethod(threading.Lock)
+    Lock = SimulatedLock
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -173,7 +174,7 @@ class _OneAfterTheOther:
 class _Sockets:
     """The module ``socket``, as far as a blocking connection needs it."""
 
-    IPPROTO_TCP = TCP_NODELAY = 0
+    IPPROTO_TCP = TCP_NODELAY = SHUT_RDWR = 0
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -241,6 +242,10 @@ class _Socket(asyncio.Protocol):
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
+
+    def shutdown(self, how: int) -> None:
+        self._over = True
+        self._wake()
 
     def close(self) -> None:
         self._transport.close()

@@ -193,6 +193,37 @@ class SimulatedEvent:
         return thread.wait_until(lambda: self._is_set, timeout)
 
 
+class SimulatedLock:
+    """`threading.Lock` for simulated threads, which may pause while they hold it."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: list[SimulatedThread] = []
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if self._is_held and not blocking:
+            return False
+        while self._is_held:
+            thread = current()
+            assert thread is not None
+            self._waiting.append(thread)
+            thread.wait_until(lambda: not self._is_held, None)
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        self._is_held = False
+        waiting, self._waiting = self._waiting, []
+        for thread in waiting:
+            thread.wake()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+
 class SimulatedQueue:
     """`queue.SimpleQueue` for simulated threads; anybody may put something in it."""
 

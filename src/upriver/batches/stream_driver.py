@@ -100,6 +100,10 @@ class Driver:
         if self._ahead is not None:
             self._ahead.close()
 
+    def interrupt(self) -> None:
+        """Ends what waits for a node in another thread, with `Interrupted`."""
+        self._survey.interrupt()
+
     def identity(self) -> SourceIdentity:
         """Which history of changes this is."""
         found = self._survey.map()
@@ -112,6 +116,11 @@ class Driver:
     def addresses(self) -> tuple[Address, ...]:
         """The nodes of the newest map."""
         return tuple(self._survey.nodes)
+
+    @property
+    def waits(self) -> tuple[float, str] | None:
+        """Since when no node answers, in seconds since 1970, and why; None while nodes do."""
+        return self._survey.waits
 
     def reading(self, options: ReadOptions | None = None) -> ReadOptions:
         """Options for whoever reads what is planned here: with the nodes of the newest map."""

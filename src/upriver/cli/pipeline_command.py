@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ..tables.pipeline import Pipeline
     from ..tables.progress_log import PipelineStatus
 
+#: What says now and then how a pipeline goes. On a terminal its status does.
+_PIPELINE_LOG: Final = "upriver.tables.pipeline_watch"
 #: Seconds between two looks.
 _EVERY: Final = 0.5
 
@@ -79,10 +82,23 @@ def _run(
 ) -> None:
     """Starts a pipeline with what the flags say, and shows how it goes."""
     given = settings_given(options)
-    with spark_when_needed(f"upriver {start.__name__}", options) as spark:
-        with waiting_for(f"{source} to answer, and for Spark to begin"):
+    with _told_in_the_log(), spark_when_needed(f"upriver {start.__name__}", options) as spark:
+        with waiting_for(f"the table at {table}, the bucket, or Spark"):
             pipeline = start(spark, source=source, table=table, **given)
         _watch(pipeline, as_json=as_json)
+
+
+@contextmanager
+def _told_in_the_log() -> Iterator[None]:
+    """Has lines in the log say how the pipeline goes, unless a terminal shows it."""
+    log = logging.getLogger(_PIPELINE_LOG)
+    before = log.level
+    if not (is_quiet() or Console(stderr=True).is_terminal):
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _watch(pipeline: Pipeline, *, as_json: bool) -> None:
@@ -116,13 +132,15 @@ def _view(console: Console, first: PipelineStatus) -> Iterator[Any]:
     with Progress(
         *columns, console=console, transient=True, disable=is_quiet() or not console.is_terminal
     ) as bar:
+        from ..tables.pipeline_watch import line_of
+
         task = bar.add_task("starting", total=first.total, facts="")
 
         def show(status: PipelineStatus) -> None:
             if status.total is None:
-                bar.update(task, description=_line(status))
+                bar.update(task, description=line_of(status))
             else:
-                what = "reading"
+                what = status.state if status.state != "waiting" else line_of(status)
                 bar.update(
                     task,
                     description=what,
@@ -131,17 +149,6 @@ def _view(console: Console, first: PipelineStatus) -> Iterator[Any]:
                 )
 
         yield show
-
-
-def _line(status: PipelineStatus) -> str:
-    if status.last is None:
-        return "waiting for the first batch"
-    behind = "?" if status.lag is None else str(status.lag)
-    letters = f", {status.dead_letters} dead letters" if status.dead_letters else ""
-    return (
-        f"{status.rows} changes, {status.rate:.0f}/s, {behind} behind, last batch "
-        f"{status.last.rows} in {status.last.seconds:.2f} s, {status.rollbacks} rollbacks{letters}"
-    )
 
 
 def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None:

@@ -151,10 +151,27 @@ class BatchFigures(TypedDict):
     delay: float | None
 
 
+class HeartbeatFigures(TypedDict):
+    """What is known of a pipeline now."""
+
+    #: When it was heard of last, in seconds since 1970.
+    time: float
+    #: starting, reading, idle, waiting, done, stopped, failed, or gone.
+    state: str
+    #: Since when, and what it waits for or why it failed.
+    since: float
+    reason: str
+    #: How far the table is behind, in changes and in seconds; null if that is not known.
+    lag: int | None
+    lag_seconds: float | None
+
+
 class PipelineFigures(TypedDict):
     """A pipeline. Counts are of the batches that its progress file has."""
 
     name: str
+    #: Null if no pipeline of this release ever ran there, or its table cannot be read.
+    now: HeartbeatFigures | None
     batches: int
     rows: int
     rollbacks: int

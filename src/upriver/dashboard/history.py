@@ -164,11 +164,9 @@ def _readers(server: ServerFigures | None) -> Iterable[tuple[_Who, _Lag]]:
 
 def _pipelines(pipelines: Sequence[PipelineFigures]) -> Iterable[tuple[_Who, _Lag]]:
     for one in pipelines:
-        if one["recent"]:
-            last = one["recent"][-1]
-            # files of older releases have the delay of a batch only
-            seconds = last["delay"] if last["lag_seconds"] is None else last["lag_seconds"]
-            yield ("pipeline", one["name"]), _Lag(last["lag"], seconds)
+        now = one["now"]
+        if now is not None:
+            yield ("pipeline", one["name"]), _Lag(now["lag"], now["lag_seconds"])
 
 
 def _furthest(lags: Sequence[tuple[_Who, _Lag]]) -> dict[_Who, _Lag]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from .figure_types import BatchFigures, PipelineFigures
+from .figure_types import BatchFigures, HeartbeatFigures, PipelineFigures
 from .figure_validation import checked
 
 #: The most bytes that one call reads (some thousand batches); older ones are skipped.
@@ -24,8 +25,14 @@ _RECENT: Final = 60
 class ProgressFile:
     """One pipeline's file, which need not exist yet."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        heartbeat: Callable[[], HeartbeatFigures | None] = lambda: None,
+    ) -> None:
         self._path = path
+        self._heartbeat = heartbeat
         self._name = name
         self._file: tuple[int, int] | None = None
         self._at = 0
@@ -44,6 +51,7 @@ class ProgressFile:
                 self._count(batch)
         return PipelineFigures(
             name=self._name,
+            now=self._heartbeat(),
             batches=self._batches,
             rows=self._rows,
             rollbacks=self._rollbacks,

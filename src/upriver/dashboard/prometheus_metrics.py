@@ -20,6 +20,7 @@ from .figure_types import (
     BatchFigures,
     BucketFigures,
     ConnectionFigures,
+    HeartbeatFigures,
     LatencyFigures,
     PipelineFigures,
     ServerFigures,
@@ -117,6 +118,22 @@ def _last_batch(name: str, text: str, read: Callable[[BatchFigures], float | Non
                 yield (pipeline["name"],), value
 
     return MetricRow(name, text, ("table",), samples)
+
+
+def _heartbeat(name: str, text: str, read: Callable[[HeartbeatFigures], float | None]) -> MetricRow:
+    def samples(document: StatsDocument) -> Iterator[LabelledValue]:
+        for pipeline in document["pipelines"]:
+            value = read(pipeline["now"]) if pipeline["now"] is not None else None
+            if value is not None:
+                yield (pipeline["name"],), value
+
+    return MetricRow(name, text, ("table",), samples)
+
+
+def _pipeline_states(document: StatsDocument) -> Iterator[LabelledValue]:
+    for pipeline in document["pipelines"]:
+        if pipeline["now"] is not None:
+            yield (pipeline["name"], pipeline["now"]["state"]), 1
 
 
 def _by_name(name: str, text: str, read: Callable[[StatsDocument], dict[str, int]]) -> MetricRow:
@@ -330,15 +347,27 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "When the newest batch was done, in seconds since 1970.",
         lambda batch: batch["time"],
     ),
-    _last_batch(
-        "upriver_pipeline_lag_changes",
-        "Changes in the bucket that the table did not have, right after the newest commit.",
-        lambda batch: batch["lag"],
+    MetricRow(
+        "upriver_pipeline_state",
+        "1 for what the pipeline does: starting, reading, idle, waiting, done, stopped, failed, "
+        "or gone if nothing was heard of it for 20 seconds.",
+        ("table", "state"),
+        _pipeline_states,
     ),
-    _last_batch(
+    _heartbeat(
+        "upriver_pipeline_heartbeat_time_seconds",
+        "When the pipeline was heard of last, in seconds since 1970.",
+        lambda now: now["time"],
+    ),
+    _heartbeat(
+        "upriver_pipeline_lag_changes",
+        "Changes in the bucket that the table does not have; left out if that is not known.",
+        lambda now: now["lag"],
+    ),
+    _heartbeat(
         "upriver_pipeline_lag_seconds",
-        "Seconds that the table was behind the bucket, right after the newest commit.",
-        lambda batch: batch["lag_seconds"],
+        "Seconds that the table is behind the bucket; left out if that is not known.",
+        lambda now: now["lag_seconds"],
     ),
     _last_batch(
         "upriver_pipeline_delay_seconds",

@@ -43,6 +43,7 @@ class LagMeter:
         #: When the bucket was looked at, and its high seqnos then, as far as they are not reached.
         self._looks: deque[tuple[float, dict[int, int]]] = deque(maxlen=_MOST_LOOKS)
         self._equal_at = clock()
+        self._closed = False
         #: Up to where readers of the table see everything.
         self.shown: Offset | None = None
 
@@ -53,9 +54,23 @@ class LagMeter:
             if options is not None:
                 self._asked.choose(options)
 
+    @property
+    def waits(self) -> tuple[float, str] | None:
+        """Since when no node answers its questions, and why."""
+        return self._asked.waits
+
     def measure(self) -> Lag | None:
         """None while nobody can be asked."""
+        try:
+            return self._measured()
+        finally:
+            if self._closed:
+                self.close()
+
+    def _measured(self) -> Lag | None:
         with self._lock:
+            if self._closed:
+                return None
             now = self._clock()
             try:
                 highs = self._driver.target() if self._driver is not None else {}
@@ -76,5 +91,11 @@ class LagMeter:
             return Lag(changes, self._clock() - self._equal_at if changes else 0.0)
 
     def close(self) -> None:
-        with self._lock:
-            self._asked.close()
+        """Ends it; a measurement that waits for a node is not waited for."""
+        self._closed = True
+        self._asked.interrupt()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._asked.close()
+            finally:
+                self._lock.release()

@@ -24,7 +24,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,8 @@ class Lease:
     token: str
     #: Whether the lease before it was not given back: its holder may still be at work.
     took_over: bool = False
+    #: What else its holder has to say; whoever looks at the table reads it in the lease.
+    tells: Callable[[], dict[str, Any]] = dict
     _until: float = 0.0
     _lost: str = ""
 
@@ -83,7 +85,7 @@ class Lease:
         if self._lost:
             return
         until = time.time() + DURATION
-        self.storage.put(_path(self.number), _content(until, self.token))
+        self.storage.put(_path(self.number), _content(until, self.token, self.tells()))
         self._until = until
 
     def _look(self) -> None:
@@ -93,7 +95,7 @@ class Lease:
 
     def release(self) -> None:
         if not self._lost:
-            self.storage.put(_path(self.number), _content(0.0, self.token))
+            self.storage.put(_path(self.number), _content(0.0, self.token, self.tells()))
 
 
 @contextmanager
@@ -144,8 +146,8 @@ def _acquired(storage: Storage, token: str, patience: float) -> Lease:
     deadline = time.monotonic() + patience
     while True:
         number, holder = _succeedable(storage, deadline)
-        took_over = number > 0 and not _is_given_back(holder)
-        lease = Lease(storage, number + 1, token, took_over, time.time() + DURATION)
+        took_over = number > 0 and not is_given_back(holder)
+        lease = Lease(storage, number + 1, token, took_over, _until=time.time() + DURATION)
         if storage.create(_path(lease.number), _content(lease._until, token)):
             storage.delete([_path(number - 1)] if number > 0 else [])
             return lease
@@ -153,10 +155,10 @@ def _acquired(storage: Storage, token: str, patience: float) -> Lease:
 
 def _succeedable(storage: Storage, deadline: float) -> tuple[int, dict[str, Any]]:
     """The newest lease, as soon as nobody holds it any more; ConfigError names who does."""
-    newest = number, holder = _newest(storage)
+    newest = number, holder = newest_lease(storage)
     seen, since = newest, time.monotonic()
     is_waiting = is_renewed = False
-    while number and not (_is_given_back(holder) or _is_dead(holder)):
+    while number and not (is_given_back(holder) or is_dead(holder)):
         now = time.monotonic()
         if newest != seen:
             seen, since, is_renewed = newest, now, True
@@ -175,11 +177,11 @@ def _succeedable(storage: Storage, deadline: float) -> tuple[int, dict[str, Any]
                 *(holder.get("pid"), holder.get("host"), number, storage.url, DURATION),
             )
         time.sleep(_RENEWED_AFTER / 2)
-        newest = number, holder = _newest(storage)
+        newest = number, holder = newest_lease(storage)
     return newest
 
 
-def _newest(storage: Storage) -> tuple[int, dict[str, Any]]:
+def newest_lease(storage: Storage) -> tuple[int, dict[str, Any]]:
     """The number of the newest lease, and what its holder has written: nothing if it is damaged."""
     number = max(_numbers(storage), default=0)
     try:
@@ -202,7 +204,7 @@ def _path(number: int) -> str:
     return f"{_FOLDER}/{number:020}.json"
 
 
-def _content(until: float, token: str) -> bytes:
+def _content(until: float, token: str, told: dict[str, Any] | None = None) -> bytes:
     holder = {
         "host": socket.gethostname(),
         "space": _process_space(),
@@ -210,10 +212,11 @@ def _content(until: float, token: str) -> bytes:
         "started": _started(os.getpid()),
         "token": token,
     }
-    return json.dumps({**holder, "until": until}).encode()
+    written = {"until": until, "time": time.time(), "pipeline": told or {}}
+    return json.dumps({**holder, **written}).encode()
 
 
-def _is_given_back(holder: dict[str, Any]) -> bool:
+def is_given_back(holder: dict[str, Any]) -> bool:
     return holder.get("until") == 0
 
 
@@ -223,7 +226,7 @@ def _is_here(holder: dict[str, Any]) -> bool:
     return bool(space) and holder.get("space") == space
 
 
-def _is_dead(holder: dict[str, Any]) -> bool:
+def is_dead(holder: dict[str, Any]) -> bool:
     """Whether the holder was a process beside this one that is no more, or holds it no more."""
     pid = holder.get("pid")
     if not _is_here(holder) or not isinstance(pid, int):

@@ -26,6 +26,7 @@ from ..batches.offset_ranges import ReadStep, are_few, steps_between
 from ..batches.offsets import Offset
 from ..batches.stream_driver import Driver
 from ..batches.task_reader import BranchGone
+from ..consumer.topology.waiting import Interrupted
 from ..errors import (
     BucketNotFound,
     ConfigError,
@@ -84,6 +85,7 @@ class Pipeline:
             warn_unclosed(self, self._table, "call stop()")
 
     def status(self) -> PipelineStatus:
+        """How it goes now. How far the table is behind was measured a few seconds ago at most."""
         return self._running.book.status()
 
     def lag(self) -> int | None:
@@ -99,9 +101,8 @@ class Pipeline:
         return ended
 
     def stop(self) -> None:
-        """Ends it after the batch that is under way."""
-        self._running.stopped.set()
-        self._running.ended.wait()
+        """Ends it after the batch that is under way; at once if it waits for a node."""
+        self._running.stop()
 
     def run(self, work: BatchLoop, held: ExitStack) -> None:
         """Starts the work; what is ``held`` is closed when it has ended."""
@@ -117,24 +118,40 @@ class _Run:
         self.ended = threading.Event()
         self.stopped = threading.Event()
         self.failure: UpriverError | None = None
+        self._interrupt: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self._interrupt()
+        self.ended.wait()
 
     def start(self, work: BatchLoop, closing: ExitStack) -> None:
         self.is_active = True
+        self._interrupt = work.interrupt
         threading.Thread(
             target=self._run, args=(work, closing), name="upriver pipeline", daemon=True
         ).start()
 
     def _run(self, work: BatchLoop, closing: ExitStack) -> None:
         try:
-            with closing:
-                work.run(self.stopped)
-            self.book.close("stopped" if self.stopped.is_set() else "done")
-        except Exception as problem:  # of Spark, of Java, of ours: whatever ended it
-            self.failure = _as_ours(problem)
-            self.book.close("failed")
+            with closing:  # gives the lease back, which says how it ended
+                self._work(work)
+        except Exception as problem:
+            self._fail(problem)
         finally:
             self.is_active = False
             self.ended.set()
+
+    def _work(self, work: BatchLoop) -> None:
+        try:
+            work.run(self.stopped)
+            self.book.close("stopped" if self.stopped.is_set() else "done")
+        except Exception as problem:  # of Spark, of Java, of ours: whatever ended it
+            self._fail(problem)
+
+    def _fail(self, problem: Exception) -> None:
+        self.failure = _as_ours(problem)
+        self.book.close("failed", _first_line(self.failure))
 
 
 class BatchLoop:
@@ -176,6 +193,10 @@ class BatchLoop:
         self._no_bucket_since: float | None = None
         self._more_to_compact = False
 
+    def interrupt(self) -> None:
+        """Ends what is asked of the bucket, from another thread."""
+        self._driver.interrupt()
+
     def run(self, stopped: threading.Event) -> None:
         """Works until all is done, or `stop` is called."""
         self._tables.apply_pending()
@@ -191,6 +212,8 @@ class BatchLoop:
                         target = self._driver.target()
                     moved = self._batch(target)
                 self._replans, self._waits, self._no_bucket_since = 0, 0, None
+            except Interrupted:
+                return
             except BucketNotFound as problem:
                 self._wait_for_bucket(problem, stopped)
                 continue
@@ -199,7 +222,9 @@ class BatchLoop:
                 continue
             if not moved and self._settings.once:
                 return
-            if moved:
+            if not moved:
+                self._book.enter("idle")
+            else:
                 stopped.wait(max(0.0, self._settings.trigger - (time.monotonic() - began)))
 
     def _wait_for_bucket(self, problem: BucketNotFound, stopped: threading.Event) -> None:
@@ -211,6 +236,7 @@ class BatchLoop:
         if self._no_bucket_since is None:
             self._no_bucket_since = now
             _log.warning("waiting for the bucket, which was there before: %s", _first_line(problem))
+        self._book.enter("waiting", _first_line(problem))
         if now - self._no_bucket_since >= self._settings.read.retry_timeout:
             raise problem
         stopped.wait(_PAUSE)
@@ -283,6 +309,7 @@ class BatchLoop:
         with columns for these.
         """
         began = time.monotonic()
+        self._book.enter("reading")
         shape, anew = self._shape, self._reshaped
         while True:
             if anew:

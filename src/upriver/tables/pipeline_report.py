@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from .heartbeat import Heartbeat
 from .progress_log import BatchRecord
 
 _WIDTH: Final = 960
@@ -36,8 +37,8 @@ svg{width:100%;height:auto;display:block}
 """
 
 
-def page(table: str, records: Sequence[BatchRecord]) -> str:
-    """The page for the batches of the last runs, oldest first."""
+def page(table: str, records: Sequence[BatchRecord], now: Heartbeat | None = None) -> str:
+    """The page for the batches of the last runs, oldest first, and what is known ``now``."""
     charts = [
         _chart("Throughput, changes a second", records, lambda r: r.rows / max(r.seconds, 1e-3)),
         _chart("Lag, changes behind the bucket", records, lambda r: r.lag),
@@ -51,9 +52,20 @@ def page(table: str, records: Sequence[BatchRecord]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Upriver: {html.escape(table)}</title><style>{_STYLE}</style></head><body>"
         f'<h1>How the pipeline went</h1><p class="path">{html.escape(table)}</p>'
-        f"{_numbers(records)}{''.join(charts)}"
+        f"{_present(now)}{_numbers(records)}{''.join(charts)}"
         "<p>Red lines are rollbacks, dotted lines begin a run.</p></body></html>\n"
     )
+
+
+def _present(now: Heartbeat | None) -> str:
+    """What the pipeline does, and how far its table is behind, when the page is made."""
+    if now is None:
+        return ""
+    lag = "not known" if now.lag is None else f"{now.lag:,} changes"
+    text = f"{now.state} since {_moment(now.since)}; behind: {lag}"
+    if now.reason:
+        text += f"; {now.reason}"
+    return f"<p><b>{html.escape(text)}</b></p>"
 
 
 def _numbers(records: Sequence[BatchRecord]) -> str:

@@ -18,6 +18,7 @@ from ..settings.setting import text_of
 from .chosen_collections import ChosenCollections
 from .executors import Executors, ThisProcess
 from .format.open_table import OpenTable
+from .heartbeat import heartbeat_of
 from .lag import LagMeter
 from .lease import held_lease
 from .merge import change_schema
@@ -37,6 +38,7 @@ from .pipeline_settings import (
     require_same,
 )
 from .pipeline_tables import LEDGER, PipelineTables
+from .pipeline_watch import watched
 from .places import TablePlace
 from .progress_log import ProgressBook
 from .rows.ddl import schema_json
@@ -44,6 +46,8 @@ from .rows.json_types import require_column_names
 from .rows.key_pattern import KeyColumns
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 
+#: Seconds that a node has to answer how far the bucket is.
+_MEASURED_WITHIN: Final = 2.0
 #: Readers of old versions need their files and their part of the log: Upriver alone decides.
 _LEFT_TO_US: Final = {
     "delta.deletedFileRetentionDuration": "interval 36500 days",
@@ -68,10 +72,15 @@ def start_pipeline(
     with ExitStack() as stack:
         place.prepare()
         lease = stack.enter_context(held_lease(place.storage))
-        watching = Driver(settings.read)
-        meter = LagMeter(watching)
+        planning = Driver(settings.read, patience=1.0)
+        stack.callback(planning.close)
+        # who measures does not wait long for a node: how far the table is behind is unknown then
+        read = replace(
+            settings.read, retry_timeout=min(settings.read.retry_timeout, _MEASURED_WITHIN)
+        )
+        meter = LagMeter(Driver(read))
         stack.callback(meter.close)
-        identity = identity_properties(settings, watching.identity())
+        identity = identity_properties(settings, planning.identity())
         shape = MirrorShape()
         if settings.kind.documents:
             shape = _shape(settings, held)
@@ -87,7 +96,7 @@ def start_pipeline(
             )
         chosen = ChosenCollections(settings.read, was_other=SELECTION in (changed or {}))
         if held is None:
-            chosen.require_there(watching)
+            chosen.require_there(planning)
         tables = _tables(settings, place, shape, identity, on_step)
         if lease.took_over:
             tables.take_over(lease)
@@ -95,13 +104,15 @@ def start_pipeline(
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
+        book.waits = lambda: planning.waits or meter.waits
+        lease.tells = lambda: heartbeat_of(book.status())
         pipeline = Pipeline(place.storage.url, book, meter)
         if callable(executors):
             is_small = total is not None and total < SMALL_BATCH and not changed
             executors = ThisProcess() if is_small else executors()
         stack.callback(close_cached)  # of the small batches of this process
-        planning = Driver(settings.read, patience=1.0)
-        stack.callback(planning.close)
+        what = f"{settings.kind.name} of {planning.identity().bucket} at {place}"
+        stack.enter_context(watched(what, book, meter))
         loop = BatchLoop(
             executors,
             settings,

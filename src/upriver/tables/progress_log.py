@@ -10,13 +10,17 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import telemetry
 from .._files import replace_file
 from ..files.storage import Storage, StorageFailed
+
+if TYPE_CHECKING:  # its import takes the protocol's, which a report never needs
+    from .lag import Lag
 
 _log = logging.getLogger(__name__)
 
@@ -61,20 +65,30 @@ class BatchRecord:
 class PipelineStatus:
     """How a pipeline goes. Counts are of this run."""
 
-    #: running, done, stopped or failed.
-    state: str = "running"
+    #: starting, reading, idle, waiting, done, stopped or failed.
+    state: str = "starting"
+    #: Since when, in seconds since 1970, and what it waits for or why it failed.
+    since: float = field(default_factory=lambda: time.time())
+    reason: str = ""
     batches: int = 0
     rows: int = 0
     #: Changes a second in the last batches.
     rate: float = 0.0
+    #: Changes and seconds that the table was behind its bucket when that was ``measured``, in
+    #: seconds since 1970; None if the nodes could not be asked.
     lag: int | None = None
     lag_seconds: float | None = None
+    measured: float | None = None
     last: BatchRecord | None = None
     rollbacks: int = 0
     dead_letters: int = 0
     #: Seqnos done and to do, of a run that catches up: an upper bound of its changes.
     done: int = 0
     total: int | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.state not in ("done", "stopped", "failed")
 
 
 class ProgressLog(Protocol):
@@ -144,20 +158,43 @@ class ProgressBook:
     """Keeps both; any thread may ask."""
 
     def __init__(self, log: ProgressLog, total: int | None) -> None:
+        self.run = log.run
         self._log = log
         self._lock = threading.Lock()
         self._recent: deque[BatchRecord] = deque(maxlen=_RECENT)
         self._status = PipelineStatus(total=total)
+        #: Since when no node answers what is asked of the bucket, and why; None while one does.
+        self.waits: Callable[[], tuple[float, str] | None] = lambda: None
 
     def status(self) -> PipelineStatus:
         with self._lock:
-            return self._status
+            status = self._status
+        waits = self.waits() if status.is_active else None
+        if waits is not None:
+            status = replace(status, state="waiting", since=waits[0], reason=waits[1])
+        return status
 
-    def close(self, state: str) -> None:
+    def enter(self, state: str, reason: str = "") -> None:
+        """Says what the pipeline does now; since now, if it did something else before."""
+        with self._lock:
+            status = self._status
+            since = status.since if state == status.state else time.time()
+            self._status = replace(status, state=state, reason=reason, since=since)
+
+    def measured(self, lag: Lag | None) -> None:
+        """How far the table is behind its bucket now; None if nobody can be asked."""
+        with self._lock:
+            self._status = replace(
+                self._status,
+                lag=lag.changes if lag is not None else None,
+                lag_seconds=lag.seconds if lag is not None else None,
+                measured=time.time(),
+            )
+
+    def close(self, state: str, reason: str = "") -> None:
         """Says how it ended."""
         self._log.close()
-        with self._lock:
-            self._status = replace(self._status, state=state)
+        self.enter(state, reason)
 
     def batch_done(self, *, advance: int, began: float, **facts: Any) -> None:
         """Counts a batch that began at that moment of the monotonic clock."""
@@ -174,6 +211,7 @@ class ProgressBook:
                 rate=sum(one.rows for one in self._recent) / spent if spent else 0.0,
                 lag=record.lag,
                 lag_seconds=record.lag_seconds,
+                measured=record.time,
                 last=record,
                 rollbacks=status.rollbacks + record.rollbacks,
                 dead_letters=status.dead_letters + record.dead_letters,

@@ -5,18 +5,22 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from ...errors import ConfigError
+from ...errors import ConfigError, UpriverError
 from ..common_options import interruptible
 from ..setting_options import access_options
 
 if TYPE_CHECKING:
     from ...consumer.transport.access import Access
+    from ...dashboard.figure_types import HeartbeatFigures
+    from ...files.storage import Storage
 
 #: The default ports, of which the first free one is used. Couchbase and its tools use none of them,
 #: and several servers and dashboards can run on one machine.
@@ -134,7 +138,8 @@ def dashboard(
             )
     names = _names([place.root for place in places])
     progress = [
-        ProgressFile(place.progress, name) for place, name in zip(places, names, strict=True)
+        ProgressFile(place.progress, name, partial(heartbeat, place.storage))
+        for place, name in zip(places, names, strict=True)
     ]
     server = servers[0] if servers else None
     stopped = threading.Event()
@@ -152,6 +157,18 @@ def dashboard(
 
 def _is_file(text: str) -> bool:
     return text.startswith("file:")
+
+
+def heartbeat(table: Storage) -> HeartbeatFigures | None:
+    """What is known of a table's pipeline; None if the table cannot be read now."""
+    from ...dashboard.figure_types import HeartbeatFigures
+    from ...tables.heartbeat import read_heartbeat
+
+    try:
+        found = read_heartbeat(table)
+    except (UpriverError, OSError):
+        return None
+    return HeartbeatFigures(**asdict(found)) if found is not None else None  # type: ignore[typeddict-item]
 
 
 def _names(paths: list[Path]) -> list[str]:

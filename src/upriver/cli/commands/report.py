@@ -29,6 +29,7 @@ def report(table: str, output: Path) -> None:
       upriver report ./documents
       upriver report ./documents -o - | less
     """
+    from ...tables.heartbeat import read_heartbeat
     from ...tables.pipeline_report import page
     from ...tables.places import TablePlace
     from ...tables.progress_log import read_progress
@@ -37,7 +38,7 @@ def report(table: str, output: Path) -> None:
     records = read_progress(place.storage)
     if not records:
         raise ConfigError(f"no pipeline has recorded a batch at {table}")
-    text = page(str(place), records)
+    text = page(str(place), records, read_heartbeat(place.storage))
     if str(output) == "-":
         click.echo(text)
         return

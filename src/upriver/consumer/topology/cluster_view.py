@@ -32,6 +32,7 @@ from ..transport.connection_string import Address, Source
 from .cluster_map import ClusterMap, Network, Node
 from .collection_names import Collections
 from .questions import NoHistory
+from .waiting import Waiting
 
 _T = TypeVar("_T")
 
@@ -104,6 +105,7 @@ class Topology:
         #: Whether the map was made up because the server has none to ask for.
         self.map_is_assumed = False
         self.clock = clock
+        self.waiting = Waiting(source)
         #: Nodes that send failover logs to this user only on connections opened for DCP.
         self.logs_by_stream: set[Address] = set()
         self._network = network

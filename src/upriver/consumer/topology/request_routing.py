@@ -72,10 +72,14 @@ def renew_map(
                 continue
             topology.map_is_old = False
             topology.reached(address)
+            if patience:  # otherwise who asked for the map knows whether all have answered
+                topology.waiting.over()
             return address
         left = deadline - topology.clock()
+        trouble = _most_telling(troubles)
         if left <= 0 or not (topology.has_map or any(map(may_heal, troubles))):
-            raise _most_telling(troubles)
+            raise trouble
+        topology.waiting.in_vain(trouble)
         yield Pause(min(left, backoff.next_pause()))
 
 
@@ -148,6 +152,7 @@ def ask_owners(
                     for result in outcome:
                         found |= result
             if len(found) == len(wanted):
+                topology.waiting.over()
                 return found
         except NODE_TROUBLE as error:
             if is_final(error):
@@ -157,10 +162,15 @@ def ask_owners(
         left = min(patience, partial_after if found else patience) - (topology.clock() - began)
         if left <= 0:
             if found and (partial_after <= patience or (trouble is None and not whole)):
+                topology.waiting.over()
                 return found
-            missing = next((vb for vb in wanted if vb not in found), 0)
-            raise trouble or topology.no_owner_error(missing)
+            raise trouble or topology.no_owner_error(_first_missing(wanted, found))
+        topology.waiting.in_vain(trouble or topology.no_owner_error(_first_missing(wanted, found)))
         yield Pause(min(backoff.next_pause(), left))
+
+
+def _first_missing(wanted: Iterable[int], found: Collection[int]) -> int:
+    return next((vb for vb in wanted if vb not in found), 0)
 
 
 def ask_copies(

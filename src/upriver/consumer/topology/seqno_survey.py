@@ -67,6 +67,10 @@ class Survey:
     def close(self) -> None:
         self._nodes.close()
 
+    def interrupt(self) -> None:
+        """Ends what waits for a node in another thread, with `Interrupted`."""
+        self._nodes.interrupt()
+
     def __del__(self) -> None:
         nodes = getattr(self, "_nodes", None)
         if nodes is not None and nodes.connected:
@@ -97,6 +101,11 @@ class Survey:
     def nodes(self) -> list[Address]:
         """The nodes of the newest map that is known."""
         return self._topology.nodes
+
+    @property
+    def waits(self) -> tuple[float, str] | None:
+        """Since when no node answers, and why; None while nodes do. Any thread may ask."""
+        return self._topology.waiting.now
 
     def choose(self, collections: tuple[str, ...], scope: str = "") -> None:
         """Surveys other collections from now on."""

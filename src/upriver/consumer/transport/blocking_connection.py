@@ -10,8 +10,10 @@ import secrets
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, Self, TypeVar
 
 from ...errors import ConnectionFailed, DecodeError
@@ -31,6 +33,7 @@ from ..topology.cluster_view import (
     Visit,
     VisitOutcome,
 )
+from ..topology.waiting import Interrupted
 from .access import Access, introduction
 from .connection_errors import lost_connection, named, no_tls, reason_of, unreachable
 from .connection_string import Address, Source
@@ -214,6 +217,17 @@ class BlockingNodes:
         self._timeout = timeout
         #: Idle connections by address and by whether they were opened for DCP.
         self._idle: dict[tuple[Address, bool], BlockingConnection] = {}
+        #: The connection on which an answer is awaited.
+        self._busy: BlockingConnection | None = None
+        self._interrupted = threading.Event()
+
+    def interrupt(self) -> None:
+        """Has what waits for a node in another thread raise `Interrupted`, now and later."""
+        self._interrupted.set()
+        busy = self._busy
+        if busy is not None:
+            with suppress(OSError):
+                busy.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         for connection in self._idle.values():
@@ -249,7 +263,7 @@ class BlockingNodes:
             step = next(conversation)
             while True:
                 if isinstance(step, Pause):
-                    time.sleep(step.seconds)
+                    self._pause(step.seconds)
                     step = conversation.send([])
                 else:
                     step = conversation.send([self._visit(visit) for visit in step])
@@ -257,18 +271,26 @@ class BlockingNodes:
             result: _T = done.value
             return result
 
+    def _pause(self, seconds: float = 0.0) -> None:
+        if self._interrupted.wait(seconds) if seconds else self._interrupted.is_set():
+            raise Interrupted("the program was told to stop, and does not wait for a node")
+
     @property
     def connected(self) -> list[Address]:
         return [address for address, _ in self._idle]
 
     def _visit(self, visit: Visit) -> VisitOutcome:
+        self._pause()
         connection: BlockingConnection | None = None
         try:
             connection = self.open(visit.address, streaming=visit.streaming)
+            self._busy = connection
             results = connection.run_all(visit.talks)
         except NODE_TROUBLE as error:
             if connection is not None:
                 connection.close()  # responses to the failed visit may still arrive on it
             return error
+        finally:
+            self._busy = None
         self._idle[visit.address, visit.streaming] = connection
         return results

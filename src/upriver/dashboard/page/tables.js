@@ -83,16 +83,18 @@ const orDash = (value, format) => (value === null || value === undefined ? "–"
 
 function updatePipeline(element, pipeline, now) {
   const [bar, left, batches] = element.children;
-  fold(element, !pipeline.recent.length);
+  const state = pipeline.now;
+  fold(element, !pipeline.recent.length && !state);
   const last = pipeline.recent.at(-1);
   const spent = pipeline.recent.slice(-10).reduce((sum, batch) => sum + batch.seconds, 0);
   const rows = pipeline.recent.slice(-10).reduce((sum, batch) => sum + batch.rows, 0);
-  say(bar.lastChild, last ? `last batch ${duration(Math.max(0, now - last.time))} ago` : "no batch yet");
+  const newest = last ? `last batch ${duration(Math.max(0, now - last.time))} ago` : "no batch yet";
+  const since = state && `${state.state} for ${duration(Math.max(0, now - state.since))}`;
+  say(bar.lastChild, [since, state?.reason, newest].filter(Boolean).join(" · "));
   describe(left.firstChild, [
     ["Rows a second", spent ? brief(rows / spent) : "–"],
     ["Last batch", orDash(last?.seconds, duration)],
-    ["Behind", last?.lag && last.lag_seconds !== null
-      ? `${brief(last.lag)}, ${duration(last.lag_seconds)}` : orDash(last?.lag, brief)],
+    ["Behind", state?.lag ? `${brief(state.lag)}, ${orDash(state.lag_seconds, duration)}` : orDash(state?.lag, brief)],
     ["Delay", orDash(last?.delay, duration)],
     ["Rows", brief(pipeline.rows)],
     ["Batches", brief(pipeline.batches)],
