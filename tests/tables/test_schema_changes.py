@@ -107,6 +107,23 @@ def _types(table: Path) -> dict[str, pa.DataType]:
     return {one.name: one.type for one in schema}
 
 
+def test_a_column_stays_open_while_its_members_are_empty(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "people"
+    write(producer, "ann", {"address": {}, "tags": [], "n": 1})
+    caught_up(producer, table, value_schema="infer")
+    assert rows(table)["ann"]["address"] == "{}"
+    write(producer, "bob", {"address": {"city": "Ulm"}, "tags": ["x"], "n": "many"})
+    write(producer, "cid", {"address": {"city": "Jena"}, "n": 2.5})
+    caught_up(producer, table, value_schema="infer")
+    found = rows(table)
+    assert [found[key]["address"] for key in ("ann", "bob")] == [{"city": None}, {"city": "Ulm"}]
+    assert [found[key]["n"] for key in ("ann", "bob", "cid")] == [1.0, None, 2.5]
+    assert found["bob"]["_rescued"] == '{"n": "many"}'
+    assert compared(spark, producer, table).verdict == "equal"
+
+
 def test_a_schema_by_hand_is_extended_and_deleted_documents_come_back(
     spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
 ) -> None:

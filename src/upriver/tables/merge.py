@@ -41,7 +41,7 @@ from .format.data_files import (
 )
 from .format.delta_log import DataFile
 from .format.key_index import Hashes
-from .rows.json_types import VOID, Type, merged
+from .rows.json_types import Type
 from .rows.row_shape import LETTERS, MirrorShape
 
 BATCH_COLUMN = "batch"
@@ -154,12 +154,9 @@ class Merge:
                     continue
                 for table, chosen in self.by_table(changes):
                     part = changes if chosen.all() else changes.filter(pa.array(chosen))
-                    made = self.shape.of(table).rows(part)
+                    made = self.shape.of(table).rows(part, done.seen.setdefault(table, {}))
                     if made.letters is not None:
                         letters.add(made.letters)
-                    seen = done.seen.setdefault(table, {})
-                    for name, kind in made.seen.items():
-                        seen[name] = merged(seen.get(name, VOID), kind, to_text=True)
                     files_of(table).add(made.rows, made.is_row)
             done.letters = letters.finish()
             self._settle(done, log, tables)

@@ -34,7 +34,7 @@ from .json_numbers import (
     parse_fraction,
     parse_whole,
 )
-from .json_types import VOID, Type, can_be_column, merged, type_of
+from .json_types import VOID, Type, can_be_column, is_empty, merged, settled, type_of
 from .rescued_members import (
     column_text,
     doubled_in,
@@ -78,7 +78,7 @@ class Parsed:
     rescued: Any
     #: Why a value does not fit, or null.
     reasons: list[str | None]
-    #: By name the types of members that have no column, or need a wider one.
+    #: By name the types that columns need for these values, where they lack them.
     seen: dict[str, Type] = field(default_factory=dict)
 
 
@@ -101,31 +101,43 @@ class JsonColumns:
         *,
         rescues: bool = True,
         follows: bool = False,
+        to_text: bool = False,
         full: bool = False,
         sources: Mapping[str, str] | None = None,
     ) -> None:
-        self._types = types
-        self._members = {name: _type(kind, name) for name, kind in types.items()}
+        #: As far as they are known.
+        self._found = types
+        self._types = {name: settled(kind) for name, kind in types.items()}
+        self._members = {name: _type(kind, name) for name, kind in self._types.items()}
         #: By column the names that lead to its member.
         self._paths = {name: path.split(".") for name, path in (sources or {}).items()}
         self._lower = {name.lower(): name for name in types}
         self._rescues = rescues
         self._follows = follows
+        self._to_text = to_text
         #: Whether there are as many columns as there may be.
         self._full = full
         #: Columns whose members can be more than their type has, which no conversion notices.
         self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
         self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
 
-    def parse(self, values: Any, taken: frozenset[str] = frozenset()) -> Parsed:
-        """The columns of values; the names ``taken`` (in lower case) cannot be columns."""
+    def parse(
+        self,
+        values: Any,
+        taken: frozenset[str] = frozenset(),
+        seen: dict[str, Type] | None = None,
+    ) -> Parsed:
+        """The columns of values; the names ``taken`` (in lower case) cannot be columns.
+
+        What was ``seen`` before in the same batch goes on.
+        """
         if (done := self._parse_plain(values)) is not None:
             return done
         found: dict[str, list[Any]] = {name: [] for name in self._members}
         corrupt: list[bytes | None] = []
         rescued: list[str | None] = []
         reasons: list[str | None] = []
-        seen: dict[str, Type] = {}
+        seen = {} if seen is None else seen
         for value in values.to_pylist():
             row = self._row(value, taken, seen)
             for name, column in found.items():
@@ -143,7 +155,11 @@ class JsonColumns:
 
         It converts a column at once instead of a value; None if a member needs converting.
         """
-        if self._paths or not all(kind in _PLAIN for kind, _ in self._members.values()):
+        if (
+            self._paths
+            or self._open
+            or not all(kind in _PLAIN for kind, _ in self._members.values())
+        ):
             return None
         rows: list[dict[str, Any]] = []
         corrupt: list[bytes | None] = []
@@ -190,7 +206,10 @@ class JsonColumns:
         except RecursionError:
             return _Row(reason=TOO_DEEP, is_corrupt=True)
         for name, kind in new.items():
-            seen[name] = merged(seen.get(name, VOID), kind, to_text=True)
+            held = seen.get(name, self._found.get(name, VOID))
+            wider = merged(held, kind, to_text=self._to_text)
+            if name not in self._found or wider != held:
+                seen[name] = wider
         return row
 
     def _row_of(
@@ -254,16 +273,15 @@ class JsonColumns:
                 continue
             lower = name.lower()
             is_free = lower not in taken and lower not in self._lower
-            kind = type_of(member)
-            if self._full or not is_free or not can_be_column(name) or kind == VOID:
+            if self._full or not is_free or not can_be_column(name):
                 row.rescued.setdefault(name, member)
-            else:
-                seen[name] = kind
+                continue
+            seen[name] = type_of(member)
+            if is_empty(seen[name]):  # a history has no column for it yet
+                row.rescued.setdefault(name, member)
         for name in (*row.rescued, *self._open):
             if name in self._types and content.get(name) is not None:
-                kind = type_of(content[name])
-                if merged(self._types[name], kind, to_text=True) != self._types[name]:
-                    seen[name] = kind
+                seen[name] = type_of(content[name])
 
 
 def _at(value: Any, path: list[str]) -> Any:

@@ -1,9 +1,10 @@
 """Types of JSON values as Spark's JSON of a schema writes them: found in values, and widened.
 
 Whole numbers are ``long``, or ``decimal(38,0)`` where they need more than 64 bits; those with a
-fraction are ``double``. What has no type yet, such as the elements of an empty array or a number of
-more than 38 digits, is ``void`` until something else is seen, and text in the end: a column of text
-takes any JSON. Whole numbers widen to doubles, structs by members, arrays by their elements.
+fraction are ``double``; one of more than 38 digits, which no type holds, widens nothing. Whole
+numbers widen to doubles, structs by members, arrays by their elements. What has no type yet is
+open: ``void`` where nothing or null was seen, a struct without members, an array of ``void``. It is
+text meanwhile (`settled`), which takes any JSON, and what is seen next decides.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def type_of(value: Any, depth: int = 0) -> Type:
     if isinstance(value, int):
         if _LEAST <= value <= _MOST:
             return "long"
-        return _LARGE if abs(value) < 10**38 else VOID
+        return _LARGE if abs(value) < 10**38 else "long"
     if isinstance(value, float):
-        return VOID if isinstance(value, WrittenNumber) and value.is_whole else "double"
+        return "long" if isinstance(value, WrittenNumber) and value.is_whole else "double"
     if isinstance(value, str) or depth >= _DEEPEST:
         return "string"
     if isinstance(value, list):
@@ -49,14 +50,17 @@ def type_of(value: Any, depth: int = 0) -> Type:
         for one in value:
             element = merged(element, type_of(one, depth + 1), to_text=True)
         return _array(element)
-    if not value or not all(can_be_column(name) for name in value):
+    if not all(can_be_column(name) for name in value):
         return "string"
-    fields = {name: type_of(one, depth + 1) for name, one in value.items()}
-    return _struct(fields) if len({name.lower() for name in fields}) == len(fields) else "string"
+    first = {name.lower(): name for name in reversed(value)}
+    return _struct({name: type_of(value[name], depth + 1) for name in reversed(first.values())})
 
 
 def merged(held: Type, seen: Type, *, to_text: bool) -> Type:
-    """A type for both; where there is none, text if that is allowed, and else the one held."""
+    """A type for both; where there is none, text if that is allowed, and else the one held.
+
+    One that is empty gives way to any other. Of members that differ by case, the one held stays.
+    """
     if seen in (VOID, held) or held == "string":
         return held
     if held == VOID:
@@ -68,7 +72,18 @@ def merged(held: Type, seen: Type, *, to_text: bool) -> Type:
             return _merged_structs(held, seen, to_text=to_text)
     if isinstance(held, str) and isinstance(seen, str) and {held, seen} <= {*_NUMBERS}:
         return _NUMBERS[max(_NUMBERS.index(held), _NUMBERS.index(seen))]
-    return "string" if to_text else held
+    if to_text:
+        return "string"
+    return seen if is_empty(held) and not is_empty(seen) else held
+
+
+def is_empty(kind: Type) -> bool:
+    """Whether nothing is known of a type but that a value was an empty object or array."""
+    return kind == VOID or (
+        isinstance(kind, Mapping)
+        and not kind.get("fields")
+        and kind.get("elementType", VOID) == VOID
+    )
 
 
 def _merged_structs(held: Type, seen: Type, *, to_text: bool) -> Type:
@@ -88,7 +103,8 @@ def settled(kind: Type) -> Type:
     if isinstance(kind, Mapping) and kind["type"] == "array":
         return _array(settled(kind["elementType"]))
     if isinstance(kind, Mapping) and kind["type"] == "struct":
-        return _struct({one["name"]: settled(one["type"]) for one in kind["fields"]})
+        fields = {one["name"]: settled(one["type"]) for one in kind["fields"]}
+        return _struct(fields) if fields else "string"
     return kind
 
 

@@ -36,7 +36,7 @@ from ...model import Op
 from ...settings.all_settings import GROUPS
 from ..format.data_files import GROUP, VALID_TO
 from .json_columns import JsonColumns
-from .json_types import VOID, Type, count, merged, settled
+from .json_types import VOID, Type, count, is_empty, merged, settled
 from .key_pattern import KeyColumns
 
 CORRUPT: Final = "_corrupt_record"
@@ -91,8 +91,6 @@ class ShapedRows:
     is_row: npt.NDArray[np.bool_]
     #: What does not fit the schema.
     letters: pa.RecordBatch | None = None
-    #: By name the types of members that the schema lacks.
-    seen: dict[str, Type] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +212,7 @@ class MirrorShape:
             self._types,
             rescues=self.rescues,
             follows=self.follows,
+            to_text=self.to_text,
             full=self.full,
             sources=dict(self.sources),
         )
@@ -272,22 +271,21 @@ class MirrorShape:
                 if name in wider and self.versions:
                     continue  # older versions cannot be read again: what does not fit is rescued
                 if name in wider:
-                    wider[name] = settled(merged(wider[name], kind, to_text=self.to_text))
+                    wider[name] = merged(wider[name], kind, to_text=self.to_text)
                 else:
-                    new[name] = merged(new.get(name, VOID), kind, to_text=True)
+                    new[name] = merged(new.get(name, VOID), kind, to_text=self.to_text)
+        if self.versions:  # nor can they change what is open
+            new = {name: settled(kind) for name, kind in new.items() if not is_empty(kind)}
+        new = _without_doubles(new)
         types = dict(self._types)
-        lower = {name.lower() for name in types}
         size = sum(map(count, types.values()))
         full = self.full
         for name in (*self._types, *sorted(new)):
-            kind = wider.get(name) or settled(new[name])
-            if name not in types and name.lower() in lower:
-                continue
+            kind = wider.get(name) or new[name]
             growth = count(kind) - (count(types[name]) if name in types else 0)
             if growth > 0 and size + growth > _MOST_COLUMNS:
                 full = True
                 continue
-            lower.add(name.lower())
             types[name] = kind
             size += growth
         if types == self._types and full == self.full:
@@ -309,7 +307,10 @@ class MirrorShape:
         same = replace(self, schema=before.schema, full=before.full, own=()) == replace(
             before, own=()
         )
-        return same and before._types.items() <= self._types.items()
+        types = {name: settled(kind) for name, kind in self._types.items()}
+        return same and all(
+            types.get(name) == settled(kind) for name, kind in before._types.items()
+        )
 
     def reasons(self, values: Any) -> list[str | None]:
         """Why values do not fit; None for those that do."""
@@ -317,8 +318,8 @@ class MirrorShape:
             return [None] * len(values)
         return self._members.parse(values, self._taken).reasons
 
-    def rows(self, changes: pa.RecordBatch) -> ShapedRows:
-        """The rows of changes."""
+    def rows(self, changes: pa.RecordBatch, seen: dict[str, Type] | None = None) -> ShapedRows:
+        """The rows of changes; adds the types that columns need for them to what was ``seen``."""
         lives = pc.equal(changes.column("op"), pa.scalar(Op.MUTATION.value))
         columns = {name: changes.column(name) for name in _METADATA}
         columns |= self.keys.of(changes.column("key"))
@@ -327,12 +328,11 @@ class MirrorShape:
         made = ShapedRows(changes, np.ones(changes.num_rows, bool))
         if self._members is not None:
             values = pc.if_else(lives, changes.column("value"), pa.scalar(None, pa.binary()))
-            parsed = self._members.parse(values, self._taken)
+            parsed = self._members.parse(values, self._taken, seen)
             columns |= parsed.columns
             columns[CORRUPT] = parsed.corrupt
             columns[RESCUED] = parsed.rescued
             made.letters = _letters(changes, parsed.reasons)
-            made.seen = parsed.seen
         else:
             columns["value"] = changes.column("value")
             if self.text:
@@ -348,6 +348,12 @@ class MirrorShape:
             [columns[name] for name in schema.names], schema=schema
         )
         return made
+
+
+def _without_doubles(found: dict[str, Type]) -> dict[str, Type]:
+    """Of members that differ only by case, those that were seen first."""
+    first = {name.lower(): name for name in reversed(found)}
+    return {name: kind for name, kind in found.items() if first[name.lower()] == name}
 
 
 def _current(changes: pa.RecordBatch) -> dict[str, Any]:
