@@ -3,15 +3,16 @@
 They lie in a table of their own beside the mirror, one row for each change that did not fit when it
 was read, with the reason and the whole value. A letter is settled when its document has changed
 since, or its value fits the schema that the mirror has now: a schema that is changed has the mirror
-read anew, so the row is right by then. Letters that are settled are removed, the others stay. A
-change that was read anew and still does not fit has several letters, which count as one.
+read anew, so the row is right by then. Letters that are settled are removed, the others stay. In
+tables of earlier releases, a change that was read anew and still did not fit has several letters,
+which count as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from .format.delta_log import DataFile
 from .format.key_index import NAME_COLUMNS, hashes_of
 from .format.open_table import OpenTable
 from .lease import held_lease
+from .letter_files import change_of
 from .merge import collection_table
 from .pipeline_settings import SHAPE
 from .pipeline_start import held_properties
@@ -48,6 +50,11 @@ class Letter:
     seqno: int
     reason: str
     value: bytes | None
+    #: The first that read the change; None if an earlier release did.
+    batch: int | None
+
+
+_SHOWN: Final = tuple(Letter.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +82,11 @@ def letters(place: TablePlace, key: bytes | None = None) -> Iterator[Letter]:
             if key is not None:
                 chosen = rows.filter(pc.equal(rows.column("key"), pa.scalar(key)))
             for row in chosen.to_pylist():
-                if (change := _change(row)) in known:
+                if (change := change_of(row)) in known:
                     continue
                 known.add(change)
-                yield Letter(**{name: row[name] for name in Letter.__dataclass_fields__})
+                told: dict[str, Any] = {name: row.get(name) for name in _SHOWN}
+                yield Letter(**told)
 
 
 def replay(place: TablePlace) -> Replayed:
@@ -133,7 +141,7 @@ def _settled(
     reasons = _reasons(tables, shape, rows)
     found = []
     for number, row in enumerate(rows.select([*NAME_COLUMNS, "seqno", "cas"]).to_pylist()):
-        if (change := _change(row)) in known:
+        if (change := change_of(row)) in known:
             found.append(number)
             continue
         known.add(change)
@@ -183,11 +191,6 @@ def _seqnos(tables: PipelineTables, wanted: pa.Table) -> dict[tuple[Any, ...], i
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in NAME_COLUMNS)
-
-
-def _change(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What is the same of all letters of one change; the branch counts our own rollbacks."""
-    return (*_name(row), row["seqno"], row["cas"])
 
 
 def _remove(held: OpenTable, tasks: list[Rewrite]) -> None:

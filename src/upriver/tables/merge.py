@@ -29,6 +29,7 @@ from ..batches.row_schema import ROLLBACK, arrow_schema
 from ..batches.task_reader import StepsRead, read_steps
 from ..errors import UpriverError
 from ..files.storage import FileGone, Storage
+from .commit_state import DEAD_LETTERS
 from .format.data_files import (
     NewFile,
     RowFiles,
@@ -41,8 +42,9 @@ from .format.data_files import (
 )
 from .format.delta_log import DataFile
 from .format.key_index import Hashes
+from .letter_files import LetterFiles
 from .rows.json_types import Type
-from .rows.row_shape import LETTERS, MirrorShape
+from .rows.row_shape import MirrorShape
 
 BATCH_COLUMN = "batch"
 #: By table (empty for the only one) and file, the numbers of rows.
@@ -125,6 +127,10 @@ class Merge:
     collections: Mapping[int, Name] = field(default_factory=dict)
     #: Collections that leave the table.
     leaving: frozenset[Name] = frozenset()
+    #: The files of the dead letters of earlier batches.
+    letters: Sequence[DataFile] = ()
+    #: Its number.
+    batch: int = 0
 
     def run(self) -> TaskOutcome:
         done = TaskOutcome()
@@ -142,8 +148,9 @@ class Merge:
                     files_of(table).add(rows)
             except FileGone as problem:
                 raise VersionGone(f"TABLE-VERSION-GONE: {problem}") from problem
-            letters = RowFiles(self.storage.under("_upriver/dead_letters"), LETTERS)
-            stack.enter_context(letters)
+            again = {step.vbucket for step in self.steps if step.rolls_back}
+            place = self.storage.under(DEAD_LETTERS)
+            letters = stack.enter_context(LetterFiles(place, self.batch, self.letters, again))
             options = self.shape.read_options(self.options)
             for changes in joined(read_steps(options, self.steps, done.read, log)):
                 is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
@@ -156,7 +163,7 @@ class Merge:
                     part = changes if chosen.all() else changes.filter(pa.array(chosen))
                     made = self.shape.of(table).rows(part, done.seen.setdefault(table, {}))
                     if made.letters is not None:
-                        letters.add(made.letters)
+                        letters.add_new(made.letters)
                     files_of(table).add(made.rows, made.is_row)
             done.letters = letters.finish()
             self._settle(done, log, tables)

@@ -376,6 +376,7 @@ class BatchLoop:
         anew: bool,
     ) -> list[AppendTask | Merge]:
         settings, tables = self._settings, self._tables
+        batch = tables.state.batch + 1
         options = self._chosen.options
         if change is not None:
             options = self._chosen.reading(frozenset(change.covered) if anew else change.new)
@@ -385,7 +386,6 @@ class BatchLoop:
         groups = shape.groups if settings.kind.documents else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if not settings.kind.documents:
-            batch = tables.state.batch + 1
             return [AppendTask(tables.root, options, part, batch) for part in parts]
         key = tables.key
         assert key is not None
@@ -425,6 +425,8 @@ class BatchLoop:
                     tables.per_collection,
                     tables.state.collections or {},
                     change.leaving if change is not None else frozenset(),
+                    tables.letters(),
+                    batch,
                 )
             )
         return made

@@ -158,6 +158,11 @@ class PipelineTables:
     def held(self) -> dict[str, list[DataFile]]:
         return {name: table.files for name, table in self.data_tables().items()}
 
+    def letters(self) -> list[DataFile]:
+        """The files of dead letters."""
+        held = self.others.get(DEAD_LETTERS)
+        return held.files if held is not None else []
+
     def refresh(self, fence: int) -> None:
         """Takes in what others have committed: a compaction, or another pipeline's batch."""
         self.older.forget()
@@ -208,7 +213,9 @@ class PipelineTables:
                 parts[name] = [*wider, *parts.get(name, [])]
         pending = {name: actions for name, actions in parts.items() if name and actions}
         if letters:
-            pending[DEAD_LETTERS] = [new.file.add_action() for new in letters]
+            held = self._collection(DEAD_LETTERS).snapshot
+            wider = held.changed_metadata({}, schema_json.to_json(LETTERS))
+            pending[DEAD_LETTERS] = [*wider, *(new.file.add_action() for new in letters)]
         state = self._next_state(end, lease.number, pending, outcomes)
         if covered is not None:
             state = replace(state, collections=dict(covered))

@@ -101,8 +101,12 @@ def _line(letter: Letter) -> str:
     size = len(letter.value or b"")
     return (
         f"{_text(letter.key)} in {where}, vbucket {letter.vbucket}, seqno {letter.seqno}, "
-        f"{size} bytes; {letter.reason}"
+        f"{size} bytes; {letter.reason}{_batch(letter)}"
     )
+
+
+def _batch(letter: Letter) -> str:
+    return f" (batch {letter.batch})" if letter.batch is not None else ""
 
 
 def _as_object(letter: Letter) -> dict[str, Any]:
@@ -113,6 +117,7 @@ def _as_object(letter: Letter) -> dict[str, Any]:
         "vbucket": letter.vbucket,
         "seqno": letter.seqno,
         "reason": letter.reason,
+        "batch": letter.batch,
         "bytes": len(letter.value or b""),
     }
 

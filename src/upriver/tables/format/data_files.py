@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ class RowFiles:
         self._is_row: list[npt.NDArray[np.bool_]] = []
         self._count = 0
 
-    def __enter__(self) -> RowFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:

@@ -78,6 +78,7 @@ LETTERS: Final = pa.schema(
         *((name, _METADATA[name]) for name in ("vbucket", "seqno", "branch", "cas")),
         *((name, pa.string()) for name in ("scope", "collection", "reason")),
         ("value", pa.binary()),
+        ("batch", pa.int64()),
     ]
 )
 
@@ -89,7 +90,7 @@ class ShapedRows:
     rows: pa.RecordBatch
     #: Which of them the table has.
     is_row: npt.NDArray[np.bool_]
-    #: What does not fit the schema.
+    #: What does not fit the schema; the task knows of which batch it is.
     letters: pa.RecordBatch | None = None
 
 
@@ -371,7 +372,8 @@ def _letters(changes: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBat
     if not any(reasons):
         return None
     why = pa.array(reasons, pa.string())
-    stored = {name: changes.column(name) for name in LETTERS.names if name != "reason"}
+    schema = LETTERS.remove(LETTERS.get_field_index("batch"))
+    stored = {name: changes.column(name) for name in schema.names if name != "reason"}
     stored["reason"] = why
-    rows = pa.RecordBatch.from_arrays([stored[name] for name in LETTERS.names], schema=LETTERS)
+    rows = pa.RecordBatch.from_arrays([stored[name] for name in schema.names], schema=schema)
     return rows.filter(pc.is_valid(why))
