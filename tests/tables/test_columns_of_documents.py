@@ -205,6 +205,21 @@ def test_a_history_makes_no_column_before_something_is_known() -> None:
     assert table.anew == 0
 
 
+@pytest.mark.parametrize(
+    ("depth", "kind"),
+    [
+        (0, "string"),
+        (1, {"in": "string", "n": "long"}),
+        (2, {"in": ["string"], "n": "long"}),
+        (3, {"in": [{"b": "long"}], "n": "long"}),
+    ],
+)
+def test_what_lies_deeper_than_wanted_is_text(depth: int, kind: Any) -> None:
+    columns = JsonColumns({}, follows=True, depth=depth)
+    parsed = columns.parse(pa.array([b'{"a": {"n": 1, "in": [{"b": 2}]}}']))
+    assert in_order(parsed.seen["a"]) == kind
+
+
 def test_of_members_that_differ_by_case_the_first_has_the_column() -> None:
     often = [{"name": number, "in": {"x": number}} for number in range(100)]
     for batches in ([[*often, {"Name": 1, "in": {"X": 1}}]], [often, [{"Name": 1}]]):

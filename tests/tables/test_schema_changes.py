@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tablekit import becomes, rows_of
 from test_collection_changes import caught_up, started
 
+from upriver.cli.main import cli
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.repair_table import repair
 from upriver.spark.verify_table import Comparison, verify
@@ -122,6 +125,56 @@ def test_a_column_stays_open_while_its_members_are_empty(
     assert [found[key]["n"] for key in ("ann", "bob", "cid")] == [1.0, None, 2.5]
     assert found["bob"]["_rescued"] == '{"n": "many"}'
     assert compared(spark, producer, table).verdict == "equal"
+
+
+def test_single_members_are_given_types_beside_those_that_follow(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "shop"
+    options: dict[str, Any] = {"value_schema": "infer", "column_types": {"price": "decimal(18,2)"}}
+    write(producer, "a", {"price": 12.5, "n": 1, "deep": {"er": {"still": 1}}})
+    caught_up(producer, table, **options)
+    write(producer, "b", {"price": "12.50", "n": 0.5, "Price": 3})
+    write(producer, "c", {"price": 0.125})
+    caught_up(producer, table, **options)
+    found = rows(table)
+    assert [found[key]["price"] for key in "abc"] == [Decimal("12.50"), Decimal("12.50"), None]
+    assert [found[key]["n"] for key in "ab"] == [1.0, 0.5]
+    assert found["b"]["_rescued"] == '{"Price": 3}'
+    assert found["c"]["_rescued"] == '{"price": 0.125}'
+    assert compared(spark, producer, table).verdict == "equal"
+    options |= {"column_types": ["price string", "n string"], "infer_depth": 1}
+    with pytest.raises(ConfigError, match=r"its columnTypes is price decimal\(18,2\) and here"):
+        caught_up(producer, table, **options)
+    caught_up(producer, table, allow_change=True, **options)
+    found = rows(table)
+    assert [found[key]["price"] for key in "abc"] == ["12.5", "12.50", "0.125"]
+    assert found["a"]["deep"] == {"er": '{"still":1}'}
+    assert compared(spark, producer, table).verdict == "equal"
+    version = DeltaTable(table).version()
+    caught_up(producer, table, **options)
+    assert DeltaTable(table).version() == version
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"column_types": "a int"}, "set valueSchema to infer"),
+        ({"value_schema": "infer", "column_types": '{"a"'}, "columnTypes: give columns"),
+        ({"value_schema": "infer", "column_types": {"a": "decimal(50)"}}, "decimal"),
+        ({"value_schema": "infer", "column_types": ["a int", "A int"]}, "differ only by case"),
+        ({"value_schema": "infer", "infer_depth": 51}, "inferDepth: 51 is not within 0 to 50"),
+    ],
+)
+def test_wrong_types_of_members_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        PipelineSettings.parse("mirror", "couchbase://localhost/b", options)
+
+
+def test_types_of_members_are_given_one_by_one_on_the_command_line(tmp_path: Path) -> None:
+    words = ["mirror", "couchbase://localhost/b", str(tmp_path / "table"), "--schema", "infer"]
+    found = CliRunner().invoke(cli, [*words, "--column", "a int", "--column", "A decimal(18,2)"])
+    assert "a and A differ only by case" in str(found.exception)
 
 
 def test_a_schema_by_hand_is_extended_and_deleted_documents_come_back(

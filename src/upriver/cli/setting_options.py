@@ -56,6 +56,15 @@ def _flag(setting: Setting) -> Callable[[_Command], _Command]:
             help=f"{setting.help[:1].upper()}{setting.help[1:]}. Once for all collections, or with "
             "--table-per-collection also for single ones; @FILE takes the text from a file.",
         )
+    if setting.kind is ValueKind.COLUMNS:
+        return click.option(
+            setting.flag,
+            setting.name,
+            multiple=True,
+            metavar="'NAME TYPE'",
+            callback=lambda _context, _parameter, given: ", ".join(given) or None,
+            help=f"{setting.help[:1].upper()}{setting.help[1:]}; can be given several times.",
+        )
     return click.option(
         setting.flag,
         setting.name,

@@ -184,6 +184,12 @@ MIRROR: Final = (
     _S("keyPattern", _K.TEXT, None,
        "make columns of the parts of keys, such as {kind}::{number}", flag="--key-pattern",
        by_collection=True),
+    _S("columnTypes", _K.COLUMNS, None,
+       "with the schema infer, give members types that documents do not change, such as "
+       "'price decimal(18,2)'", flag="--column"),
+    _S("inferDepth", _K.NUMBER, "10",
+       "with the schema infer, how many levels of objects and arrays get types; what lies deeper "
+       "is text, and with 0 all of them are", most=50, flag="--infer-depth"),
     _S("widenToText", _K.FLAG, "false",
        "with the schema infer, let a column whose documents disagree become text",
        flag="--widen-to-text"),

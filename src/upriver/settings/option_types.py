@@ -68,6 +68,8 @@ class HistoryOptions(PipelineOptions, total=False):
     """Options of a history."""
 
     value_schema: str | Mapping[str, str] | None
+    column_types: str | Sequence[str] | Mapping[str, str]
+    infer_depth: int
     rename: str | Mapping[str, str]
     key_format: Literal["binary", "string"]
     key_pattern: str | Mapping[str, str]

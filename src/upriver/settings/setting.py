@@ -48,6 +48,8 @@ class ValueKind(Enum):
     SECRET = "secret text"
     FILE = "path of a file"
     LIST = "list with commas"
+    #: Names and types as in SQL. A program can give a list of them, or a mapping.
+    COLUMNS = "columns with their types"
     VBUCKETS = "list such as 0-15,17"
     FLAG = "true or false"
     CHOICE = "one of some words"

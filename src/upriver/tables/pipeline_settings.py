@@ -19,6 +19,7 @@ from ..settings.all_settings import GROUPS, READ
 from ..settings.setting import Given, camel, require_known, text_of
 from .kinds import HISTORY_TABLE, KINDS, TableKind
 from .rows.ddl import schema_json
+from .rows.json_types import DEPTH, require_column_names
 from .upkeep.version_retention import Window
 
 #: Changes of a batch: enough to make its fixed cost small, and few enough to see progress.
@@ -82,6 +83,10 @@ class PipelineSettings:
     key_patterns: Mapping[str, str] = field(default_factory=dict)
     #: By column the member that it is taken from.
     renames: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    #: Columns that do not follow documents although others do: as JSON of a schema, or nothing.
+    column_types: str = ""
+    #: Levels of arrays and structs in columns that follow documents.
+    infer_depth: int = DEPTH
     #: Whether columns that follow documents may become text.
     widen_to_text: bool = False
     keep_deleted: bool = False
@@ -141,11 +146,17 @@ class PipelineSettings:
                 name: _renamed(text)
                 for name, text in by_collection("rename", given["rename"]).items()
             },
+            column_types=_column_types(given["columnTypes"]),
             value_schemas=by_collection("valueSchema", given["valueSchema"]),
-            **given.fields("tablePerCollection", "groups", "mergeOnRead"),
+            **given.fields("inferDepth", "tablePerCollection", "groups", "mergeOnRead"),
             **({} if kind.versions else given.fields("widenToText", "keepDeleted")),
         )
         made._require_collections()
+        if made.column_types and INFER not in made.value_schemas.values():
+            raise ConfigError(
+                "columnTypes needs columns that follow the documents: set valueSchema to infer "
+                "(--schema infer), or name the types in the schema"
+            )
         for written in {*made.value_schemas.values()} - {"", INFER}:
             schema_json(written)  # what is wrong with it is said before anything is started
         return made
@@ -209,6 +220,21 @@ def by_collection(setting: str, text: str | None) -> dict[str, str]:
                 "all others"
             )
     return {"" if name == "*" else name: one for name, one in told.items()}
+
+
+def _column_types(text: str | None) -> str:
+    """The JSON of a schema: of a text, or of a JSON object with a type by column."""
+    if not text:
+        return ""
+    if text.startswith("{"):
+        try:
+            told = json.loads(text)
+        except ValueError:
+            raise ConfigError("columnTypes: give columns, or a JSON object by column") from None
+        text = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in told.items())
+    schema = schema_json(text)
+    require_column_names(json.loads(schema))
+    return schema
 
 
 def _renamed(given: str) -> tuple[tuple[str, str], ...]:
@@ -328,9 +354,12 @@ def _as_options(stored: dict[str, Any]) -> dict[str, str]:
     """The members of a property that users can set, as they would write them."""
     if stored.pop("follows", False):
         stored["valueSchema"] = INFER
-    elif schema := stored.get("valueSchema"):
+    for option in ("valueSchema", "columnTypes"):
+        schema = stored.get(option)
+        if not schema or schema == INFER:
+            continue
         columns = ((one["name"], one["type"]) for one in json.loads(schema)["fields"])
-        stored["valueSchema"] = ", ".join(
+        stored[option] = ", ".join(
             f"{name} {kind if isinstance(kind, str) else kind['type']}" for name, kind in columns
         )
     texts = {

@@ -42,7 +42,7 @@ from .pipeline_watch import watched
 from .places import TablePlace
 from .progress_log import ProgressBook
 from .rows.ddl import schema_json
-from .rows.json_types import require_column_names
+from .rows.json_types import DEPTH, require_column_names
 from .rows.key_pattern import KeyColumns
 from .rows.row_shape import NO_COLUMNS, MirrorShape
 
@@ -188,8 +188,12 @@ def _shape_of(
     before = replace(before, own=()) if before is not None else None
     asked = columns.schema
     schema = ""
+    hints = settings.column_types if asked == INFER else ""
+    depth = settings.infer_depth if asked == INFER else DEPTH
     if asked == INFER:
-        schema = before.schema if before is not None and before.schema else NO_COLUMNS
+        schema = hints or NO_COLUMNS
+        if before is not None and before.schema and (before.hints, before.depth) == (hints, depth):
+            schema = before.schema
     elif asked:
         schema = schema_json(asked)
         if before is None or before.schema != schema:
@@ -202,6 +206,8 @@ def _shape_of(
         rescues=bool(schema),
         follows=asked == INFER,
         to_text=settings.widen_to_text,
+        hints=hints,
+        depth=depth,
         keys=KeyColumns(settings.key_text, columns.key_pattern),
         sources=columns.rename,
         versions=settings.kind.versions,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -34,7 +34,7 @@ from .json_numbers import (
     parse_fraction,
     parse_whole,
 )
-from .json_types import VOID, Type, can_be_column, is_empty, merged, settled, type_of
+from .json_types import DEPTH, VOID, Type, can_be_column, is_empty, merged, settled, type_of
 from .rescued_members import (
     column_text,
     doubled_in,
@@ -102,6 +102,8 @@ class JsonColumns:
         rescues: bool = True,
         follows: bool = False,
         to_text: bool = False,
+        fixed: Collection[str] = (),
+        depth: int = DEPTH,
         full: bool = False,
         sources: Mapping[str, str] | None = None,
     ) -> None:
@@ -115,10 +117,13 @@ class JsonColumns:
         self._rescues = rescues
         self._follows = follows
         self._to_text = to_text
+        self._depth = depth
         #: Whether there are as many columns as there may be.
         self._full = full
         #: Columns whose members can be more than their type has, which no conversion notices.
         self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
+        #: Columns whose types documents can change.
+        self._widens = types.keys() - set(fixed)
         self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
 
     def parse(
@@ -276,12 +281,12 @@ class JsonColumns:
             if self._full or not is_free or not can_be_column(name):
                 row.rescued.setdefault(name, member)
                 continue
-            seen[name] = type_of(member)
+            seen[name] = type_of(member, self._depth)
             if is_empty(seen[name]):  # a history has no column for it yet
                 row.rescued.setdefault(name, member)
         for name in (*row.rescued, *self._open):
-            if name in self._types and content.get(name) is not None:
-                seen[name] = type_of(content[name])
+            if name in self._widens and content.get(name) is not None:
+                seen[name] = type_of(content[name], self._depth)
 
 
 def _at(value: Any, path: list[str]) -> Any:

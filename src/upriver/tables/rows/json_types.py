@@ -27,12 +27,12 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 #: Characters that Delta does not take in the names of columns.
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 _LONGEST_NAME: Final = 255
-#: Levels of arrays and structs; what lies deeper is text.
-_DEEPEST: Final = 10
+#: Levels of arrays and structs, unless a pipeline was given others.
+DEPTH: Final = 10
 
 
-def type_of(value: Any, depth: int = 0) -> Type:
-    """The type of a value of ``json.loads``."""
+def type_of(value: Any, levels: int = DEPTH) -> Type:
+    """The type of a value of ``json.loads``: so many ``levels`` of types, and below them text."""
     if value is None:
         return VOID
     if isinstance(value, bool):
@@ -43,17 +43,17 @@ def type_of(value: Any, depth: int = 0) -> Type:
         return _LARGE if abs(value) < 10**38 else "long"
     if isinstance(value, float):
         return "long" if isinstance(value, WrittenNumber) and value.is_whole else "double"
-    if isinstance(value, str) or depth >= _DEEPEST:
+    if isinstance(value, str) or not levels:
         return "string"
     if isinstance(value, list):
         element: Type = VOID
         for one in value:
-            element = merged(element, type_of(one, depth + 1), to_text=True)
+            element = merged(element, type_of(one, levels - 1), to_text=True)
         return _array(element)
     if not all(can_be_column(name) for name in value):
         return "string"
     first = {name.lower(): name for name in reversed(value)}
-    return _struct({name: type_of(value[name], depth + 1) for name in reversed(first.values())})
+    return _struct({name: type_of(value[name], levels - 1) for name in reversed(first.values())})
 
 
 def merged(held: Type, seen: Type, *, to_text: bool) -> Type:

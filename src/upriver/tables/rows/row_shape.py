@@ -36,7 +36,7 @@ from ...model import Op
 from ...settings.all_settings import GROUPS
 from ..format.data_files import GROUP, VALID_TO
 from .json_columns import JsonColumns
-from .json_types import VOID, Type, count, is_empty, merged, settled
+from .json_types import DEPTH, VOID, Type, count, is_empty, merged, settled
 from .key_pattern import KeyColumns
 
 CORRUPT: Final = "_corrupt_record"
@@ -112,6 +112,10 @@ class MirrorShape:
     #: Whether columns follow documents, and may become text where documents disagree.
     follows: bool = False
     to_text: bool = False
+    #: The columns that do not follow documents although others do, as JSON like the schema.
+    hints: str = ""
+    #: Levels of arrays and structs in columns that follow documents.
+    depth: int = DEPTH
     keys: KeyColumns = field(default_factory=KeyColumns)
     #: By column the member that it is taken from, if that has another name: a path with dots.
     sources: tuple[tuple[str, str], ...] = ()
@@ -153,6 +157,8 @@ class MirrorShape:
         stored |= {"rename": dict(self.sources)} if self.sources else {}
         stored |= {"versions": True} if self.versions else {}
         stored |= {"full": True} if self.full else {}
+        stored |= {"columnTypes": self.hints} if self.hints else {}
+        stored |= {"inferDepth": self.depth} if self.depth != DEPTH else {}
         if self.own:
             stored["collections"] = {name: json.loads(one.to_property()) for name, one in self.own}
         return json.dumps(stored)
@@ -172,6 +178,8 @@ class MirrorShape:
             full=stored.get("full", False),
             follows=stored.get("follows", False),
             to_text=stored.get("toText", False),
+            hints=stored.get("columnTypes", ""),
+            depth=stored.get("inferDepth", DEPTH),
             keys=KeyColumns(stored.get("keyFormat") == "string", stored.get("keyPattern", "")),
             sources=tuple(stored.get("rename", {}).items()),
             versions=stored.get("versions", False),
@@ -214,6 +222,8 @@ class MirrorShape:
             rescues=self.rescues,
             follows=self.follows,
             to_text=self.to_text,
+            fixed=_columns(self.hints),
+            depth=self.depth,
             full=self.full,
             sources=dict(self.sources),
         )
@@ -225,8 +235,7 @@ class MirrorShape:
 
     @cached_property
     def _types(self) -> dict[str, Type]:
-        fields = json.loads(self.schema)["fields"] if self.schema else ()
-        return {one["name"]: one["type"] for one in fields}
+        return _columns(self.schema)
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -349,6 +358,11 @@ class MirrorShape:
             [columns[name] for name in schema.names], schema=schema
         )
         return made
+
+
+def _columns(schema: str) -> dict[str, Type]:
+    fields = json.loads(schema)["fields"] if schema else ()
+    return {one["name"]: one["type"] for one in fields}
 
 
 def _without_doubles(found: dict[str, Type]) -> dict[str, Type]:
