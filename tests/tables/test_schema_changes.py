@@ -177,6 +177,29 @@ def test_types_of_members_are_given_one_by_one_on_the_command_line(tmp_path: Pat
     assert "a and A differ only by case" in str(found.exception)
 
 
+def test_a_table_with_maps_is_verified(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "maps"
+    schema = "m map<string, struct<n: map<string, int>>>, a array<map<string, int>>"
+    write(producer, "a", {"m": {"x": {"n": {"y": 1}}, "none": None}, "a": [{"z": 2}, None]})
+    write(producer, "b", {"m": {}, "a": []})
+    caught_up(producer, table, value_schema=schema)
+    assert compared(spark, producer, table).verdict == "equal"
+    write(producer, "a", {"m": {"x": {"n": {"y": 3}}}})
+    with pytest.MonkeyPatch.context() as patch:  # the table says something else of the new one
+        read = JsonColumns.parse
+
+        def other(columns: JsonColumns, values: Any, *more: Any) -> Any:
+            texts = [(text or b"{}").replace(b"3", b"4") for text in values.to_pylist()]
+            return read(columns, pa.array(texts), *more)
+
+        patch.setattr(JsonColumns, "parse", other)
+        caught_up(producer, table, value_schema=schema)
+    found = compared(spark, producer, table)
+    assert (found.verdict, found.different) == ("different", 1)
+
+
 def test_a_schema_by_hand_is_extended_and_deleted_documents_come_back(
     spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
 ) -> None:

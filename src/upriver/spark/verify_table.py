@@ -46,6 +46,7 @@ from .executors import StartSpark
 from .session import register
 
 with extra("spark"):
+    from .hashed_columns import without_maps
     from .table_reader import read_table
     from .verify_source import GONE, documents_as_rows
 
@@ -373,7 +374,8 @@ def _hashed(rows: DataFrame) -> DataFrame:
     """The document, its seqno, and one number for all else that a row says."""
     from pyspark.sql import functions as f
 
-    columns = [column_named(name) for name in sorted(rows.columns) if name not in _NOT_HASHED]
+    names = [name for name in sorted(rows.columns) if name not in _NOT_HASHED]
+    columns = [without_maps(column_named(name), rows.schema[name].dataType) for name in names]
     # the hash passes over nulls, so which columns are null is hashed separately
     nulls = [column.isNull() for column in columns]
     told = f.xxhash64(*columns, *nulls).alias("hash")
