@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import column_types
 import error_texts
 import protocol_pages
 import python_names
@@ -164,6 +165,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "table-options": lambda: option_table(TABLE_READ),
     "commands": command_list,
     "rows": row_table,
+    "column-values": column_types.value_table,
+    "inferred-types": column_types.inferred_table,
     "errors": error_tree,
     "cures": error_texts.cure_table,
     "error-texts": error_texts.error_list,

@@ -197,6 +197,25 @@ def test_an_empty_object_or_array_does_not_fix_a_type(documents: list[Any], kind
     assert table.content() == in_batches(INFER, documents).content()
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([7, 2**64], "decimal(38,0)"),
+        ([7, 10**40], "long"),
+        ([7, 0.5], "double"),
+        ([2**64, 0.5], "double"),
+        ([{"b": 1}, {"c": "x"}], {"b": "long", "c": "string"}),
+        ([[1], [0.5]], ["double"]),
+        (["x", 7], "string"),
+        ([7, "x"], "long"),
+        ([True, 7], "boolean"),
+        ([{"b": 1}, []], {"b": "long"}),
+    ],
+)
+def test_what_a_later_value_makes_of_a_column(values: list[Any], kind: Any) -> None:
+    assert columns_of(in_batches(INFER, *([{"a": one}] for one in values)).shape) == {"a": kind}
+
+
 def test_a_history_makes_no_column_before_something_is_known() -> None:
     history = replace(INFER, versions=True)
     table = in_batches(history, [{"a": {}, "b": {"c": []}}], [{"a": {"city": "Ulm"}}])

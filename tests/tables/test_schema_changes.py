@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import column_types
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -175,6 +176,18 @@ def test_types_of_members_are_given_one_by_one_on_the_command_line(tmp_path: Pat
     words = ["mirror", "couchbase://localhost/b", str(tmp_path / "table"), "--schema", "infer"]
     found = CliRunner().invoke(cli, [*words, "--column", "a int", "--column", "A decimal(18,2)"])
     assert "a and A differ only by case" in str(found.exception)
+
+
+def test_the_page_of_types_says_what_a_table_has_and_what_verify_finds(
+    spark: SparkSession, producer: TemporaryProducer, tmp_path: Path
+) -> None:
+    table = tmp_path / "types"
+    for value in column_types.VALUES:
+        write(producer, value, column_types.document(value))
+    caught_up(producer, table, value_schema=column_types.schema())
+    found = {key: column_types.cells(row) for key, row in rows(table).items()}
+    assert found == column_types.expected()
+    assert compared(spark, producer, table).verdict == "equal"
 
 
 def test_a_table_with_maps_is_verified(
