@@ -146,7 +146,8 @@ def test_with_columns_that_become_text_their_order_does_not_matter_either(
 
 _AGREEING: Any = st.builds(
     dict,
-    n=st.sampled_from([None, 1, 2**60 + 1, 2**70, 10**40, 0.5]),
+    n=st.sampled_from([None, 1, 2**60, 2**70, 10**40, 0.5]),
+    id=st.sampled_from([None, 1, 2**60 + 1, 2**70 + 1, 10**40]),
     flag=st.sampled_from([None, True]),
     text=st.sampled_from([None, "x"]),
     tags=st.lists(st.one_of(st.integers(0, 9), st.just(0.5)), max_size=2),
@@ -204,6 +205,12 @@ def test_an_empty_object_or_array_does_not_fix_a_type(documents: list[Any], kind
         ([7, 10**40], "long"),
         ([7, 0.5], "double"),
         ([2**64, 0.5], "double"),
+        ([2**53 + 1, 0.5], "long"),
+        ([7, 2**53 + 1, 7, 0.5], "long"),
+        ([2**64 + 1, 0.5], "decimal(38,0)"),
+        ([2**53 + 1, 2**64, 0.5], "decimal(38,0)"),
+        ([0.5, 2**53 + 1], "double"),
+        ([[2**53 + 1], [0.5]], ["long"]),
         ([{"b": 1}, {"c": "x"}], {"b": "long", "c": "string"}),
         ([[1], [0.5]], ["double"]),
         (["x", 7], "string"),
@@ -214,6 +221,16 @@ def test_an_empty_object_or_array_does_not_fix_a_type(documents: list[Any], kind
 )
 def test_what_a_later_value_makes_of_a_column(values: list[Any], kind: Any) -> None:
     assert columns_of(in_batches(INFER, *([{"a": one}] for one in values)).shape) == {"a": kind}
+
+
+def test_one_fraction_does_not_push_whole_numbers_out_of_their_column() -> None:
+    numbers = [{"id": 2**60 + number, "n": number} for number in range(1, 50)]
+    for batches in ([[*numbers, {"id": 0.5, "n": 0.5}]], [numbers, [{"id": 0.5, "n": 0.5}]]):
+        rescued = in_batches(INFER, *batches)
+        assert [row["id"] for row in rescued.rows] == [one["id"] for one in numbers] + [None]
+        assert rescued.rows[-1] == {"id": None, "n": 0.5, "_rescued": '{"id": 0.5}'}
+        text = in_batches(TO_TEXT, *batches)
+        assert [row["id"] for row in text.rows] == [str(one["id"]) for one in numbers] + ["0.5"]
 
 
 def test_a_history_makes_no_column_before_something_is_known() -> None:

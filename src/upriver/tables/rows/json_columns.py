@@ -23,6 +23,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import ConfigError
 from .json_numbers import (
@@ -34,7 +35,18 @@ from .json_numbers import (
     parse_fraction,
     parse_whole,
 )
-from .json_types import DEPTH, VOID, Type, can_be_column, is_empty, merged, settled, type_of
+from .json_types import (
+    DEPTH,
+    SURE,
+    VOID,
+    Type,
+    can_be_column,
+    is_empty,
+    is_exact,
+    merged,
+    settled,
+    type_of,
+)
 from .rescued_members import (
     column_text,
     doubled_in,
@@ -124,6 +136,8 @@ class JsonColumns:
         self._open = [name for name, kind in types.items() if isinstance(kind, Mapping)]
         #: Columns whose types documents can change.
         self._widens = types.keys() - set(fixed)
+        #: Columns of whole numbers, as long as doubles hold them all.
+        self._exact = [name for name in self._widens if follows and is_exact(types[name])]
         self.schema = pa.schema([(name, kind) for name, (kind, _) in self._members.items()])
 
     def parse(
@@ -188,6 +202,8 @@ class JsonColumns:
             try:
                 columns[name] = pa.array(members, kind)
             except (pa.ArrowInvalid, OverflowError, UnicodeError):  # too large, or no text
+                return None
+            if name in self._exact and _is_large(columns[name]):
                 return None
         none = pa.nulls(len(rows), pa.string())
         return Parsed(columns, pa.array(corrupt, pa.binary()), none, reasons)
@@ -284,9 +300,15 @@ class JsonColumns:
             seen[name] = type_of(member, self._depth)
             if is_empty(seen[name]):  # a history has no column for it yet
                 row.rescued.setdefault(name, member)
-        for name in (*row.rescued, *self._open):
+        for name in (*row.rescued, *self._open, *self._exact):
             if name in self._widens and content.get(name) is not None:
                 seen[name] = type_of(content[name], self._depth)
+
+
+def _is_large(numbers: Any) -> bool:
+    """Whether there is one that a double may not hold."""
+    bounds: Any = pc.min_max(numbers).as_py()
+    return any(bound is not None and abs(bound) > SURE for bound in bounds.values())
 
 
 def _at(value: Any, path: list[str]) -> Any:

@@ -2,9 +2,10 @@
 
 Whole numbers are ``long``, or ``decimal(38,0)`` where they need more than 64 bits; those with a
 fraction are ``double``; one of more than 38 digits, which no type holds, widens nothing. Whole
-numbers widen to doubles, structs by members, arrays by their elements. What has no type yet is
-open: ``void`` where nothing or null was seen, a struct without members, an array of ``void``. It is
-text meanwhile (`settled`), which takes any JSON, and what is seen next decides.
+numbers widen to doubles as long as doubles hold all that were seen, and otherwise their type has a
+mark. Structs widen by members, arrays by their elements. What has no type yet is open: ``void``
+where nothing or null was seen, a struct without members, an array of ``void``. It is text meanwhile
+(`settled`), which takes any JSON, and what is seen next decides.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import ConfigError
-from .json_numbers import WrittenNumber
+from .json_numbers import WrittenNumber, is_double, parse_fraction
 
 #: A name, or a mapping for arrays, structs and maps.
 Type = Any
@@ -23,7 +24,12 @@ _INTEGERS: Final = ("byte", "short", "integer", "long")
 #: Of whole numbers that a long does not hold.
 _LARGE: Final = "decimal(38,0)"
 _NUMBERS: Final = (*_INTEGERS, _LARGE, "float", "double")
+_FRACTIONS: Final = ("float", "double")
+#: Behind the type of whole numbers one of which no double holds.
+_MARK: Final = "!"
 _LEAST, _MOST = -(2**63), 2**63 - 1
+#: Whole numbers up to it are doubles.
+SURE: Final = 2**53
 #: Characters that Delta does not take in the names of columns.
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 _LONGEST_NAME: Final = 255
@@ -38,9 +44,10 @@ def type_of(value: Any, levels: int = DEPTH) -> Type:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
-        if _LEAST <= value <= _MOST:
+        if -SURE <= value <= SURE or abs(value) >= 10**38:
             return "long"
-        return _LARGE if abs(value) < 10**38 else "long"
+        kind = "long" if _LEAST <= value <= _MOST else _LARGE
+        return kind if is_double(parse_fraction(str(value))) else kind + _MARK
     if isinstance(value, float):
         return "long" if isinstance(value, WrittenNumber) and value.is_whole else "double"
     if isinstance(value, str) or not levels:
@@ -70,8 +77,8 @@ def merged(held: Type, seen: Type, *, to_text: bool) -> Type:
             return _array(merged(held["elementType"], seen["elementType"], to_text=to_text))
         if held["type"] == "struct":
             return _merged_structs(held, seen, to_text=to_text)
-    if isinstance(held, str) and isinstance(seen, str) and {held, seen} <= {*_NUMBERS}:
-        return _NUMBERS[max(_NUMBERS.index(held), _NUMBERS.index(seen))]
+    if (number := _merged_numbers(held, seen)) is not None:
+        return number
     if to_text:
         return "string"
     return seen if is_empty(held) and not is_empty(seen) else held
@@ -86,6 +93,23 @@ def is_empty(kind: Type) -> bool:
     )
 
 
+def _merged_numbers(held: Type, seen: Type) -> Type | None:
+    if not isinstance(held, str) or not isinstance(seen, str):
+        return None
+    plain = {settled(held), settled(seen)}
+    if not plain <= {*_NUMBERS}:
+        return None
+    kind = max(plain, key=_NUMBERS.index)
+    if _MARK not in held + seen:
+        return kind
+    return kind + _MARK if kind not in _FRACTIONS else None
+
+
+def is_exact(kind: Type) -> bool:
+    """Whether a type is of whole numbers all of which doubles hold, as far as they were seen."""
+    return kind in (*_INTEGERS, _LARGE)
+
+
 def _merged_structs(held: Type, seen: Type, *, to_text: bool) -> Type:
     fields = {one["name"]: one["type"] for one in held["fields"]}
     known = {name.lower(): name for name in fields}
@@ -97,9 +121,9 @@ def _merged_structs(held: Type, seen: Type, *, to_text: bool) -> Type:
 
 
 def settled(kind: Type) -> Type:
-    """The type with text for everything whose type was never seen."""
-    if kind == VOID:
-        return "string"
+    """The type of a column: with text for everything whose type was never seen."""
+    if isinstance(kind, str):
+        return "string" if kind == VOID else kind.removesuffix(_MARK)
     if isinstance(kind, Mapping) and kind["type"] == "array":
         return _array(settled(kind["elementType"]))
     if isinstance(kind, Mapping) and kind["type"] == "struct":

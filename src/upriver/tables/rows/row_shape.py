@@ -222,7 +222,8 @@ class MirrorShape:
             rescues=self.rescues,
             follows=self.follows,
             to_text=self.to_text,
-            fixed=_columns(self.hints),
+            # older versions cannot be read again with a wider column
+            fixed=self._types if self.versions else _columns(self.hints),
             depth=self.depth,
             full=self.full,
             sources=dict(self.sources),
@@ -278,13 +279,11 @@ class MirrorShape:
         wider = dict(self._types)
         for seen in found:
             for name, kind in seen.items():
-                if name in wider and self.versions:
-                    continue  # older versions cannot be read again: what does not fit is rescued
                 if name in wider:
                     wider[name] = merged(wider[name], kind, to_text=self.to_text)
                 else:
                     new[name] = merged(new.get(name, VOID), kind, to_text=self.to_text)
-        if self.versions:  # nor can they change what is open
+        if self.versions:  # whose columns stay what they are
             new = {name: settled(kind) for name, kind in new.items() if not is_empty(kind)}
         new = _without_doubles(new)
         types = dict(self._types)
