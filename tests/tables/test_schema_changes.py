@@ -15,11 +15,13 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 from tablekit import becomes, rows_of
 from test_collection_changes import caught_up, started
 
 from upriver.cli.main import cli
 from upriver.errors import ConfigError, UpriverError
+from upriver.spark.hashed_columns import hashable
 from upriver.spark.repair_table import repair
 from upriver.spark.verify_table import Comparison, verify
 from upriver.tables.dead_letters import Replayed, replay
@@ -188,6 +190,25 @@ def test_the_page_of_types_says_what_a_table_has_and_what_verify_finds(
     found = {key: column_types.cells(row) for key, row in rows(table).items()}
     assert found == column_types.expected()
     assert compared(spark, producer, table).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("array<int>", [None, 1], [1, None]),
+        ("struct<a: int, b: int>", {"a": 1}, {"b": 1}),
+        ("array<array<int>>", [[1], [2]], [[1, 2]]),
+        ("map<string, array<int>>", {"a": [None, 1]}, {"a": [1]}),
+    ],
+)
+def test_values_whose_nulls_lie_elsewhere_have_other_hashes(
+    spark: SparkSession, kind: str, one: Any, other: Any
+) -> None:
+    values = spark.createDataFrame([(one,), (other,), (one,), (None,)], f"value {kind}")
+    told = values.select(f.xxhash64(hashable(f.col("value"), values.schema[0].dataType)))
+    first, second, third, none = (row[0] for row in told.collect())
+    assert first == third
+    assert len({first, second, none}) == 3
 
 
 def test_a_table_with_maps_is_verified(

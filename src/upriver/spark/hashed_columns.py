@@ -1,4 +1,7 @@
-"""Columns as Spark can hash them: it hashes everything but maps, as their entries have no order."""
+"""Columns as Spark can hash them, so that different values have different hashes.
+
+Spark refuses to hash maps, and passes over nulls: ``[null, 1]`` would be the same as ``[1, null]``.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,22 @@ with extra("spark"):
     from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 
-def without_maps(column: Column, kind: DataType) -> Column:
-    """The column with lists of entries instead of maps, at any depth."""
-    if not _has_map(kind):
-        return column
+def hashable(column: Column, kind: DataType) -> Column:
+    """The column with lists of entries instead of maps, and beside all that is inside, if it is."""
     if isinstance(kind, MapType):
         value = kind.valueType
         return f.transform(
             f.map_entries(column),
-            lambda entry: f.struct(entry["key"], without_maps(entry["value"], value)),
+            lambda entry: f.struct(entry["key"], _inside(entry["value"], value)),
         )
     if isinstance(kind, ArrayType):
         element = kind.elementType
-        return f.transform(column, lambda one: without_maps(one, element))
-    assert isinstance(kind, StructType)
-    members = [without_maps(column.getField(one.name), one.dataType) for one in kind.fields]
-    return f.when(column.isNotNull(), f.struct(*members))
+        return f.transform(column, lambda one: _inside(one, element))
+    if isinstance(kind, StructType) and kind.fields:
+        members = [_inside(column.getField(one.name), one.dataType) for one in kind.fields]
+        return f.when(column.isNotNull(), f.struct(*members))
+    return column
 
 
-def _has_map(kind: DataType) -> bool:
-    if isinstance(kind, ArrayType):
-        return _has_map(kind.elementType)
-    if isinstance(kind, StructType):
-        return any(_has_map(one.dataType) for one in kind.fields)
-    return isinstance(kind, MapType)
+def _inside(column: Column, kind: DataType) -> Column:
+    return f.struct(column.isNull(), hashable(column, kind))

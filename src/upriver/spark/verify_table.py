@@ -46,7 +46,7 @@ from .executors import StartSpark
 from .session import register
 
 with extra("spark"):
-    from .hashed_columns import without_maps
+    from .hashed_columns import hashable
     from .table_reader import read_table
     from .verify_source import GONE, documents_as_rows
 
@@ -375,7 +375,7 @@ def _hashed(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     names = [name for name in sorted(rows.columns) if name not in _NOT_HASHED]
-    columns = [without_maps(column_named(name), rows.schema[name].dataType) for name in names]
+    columns = [hashable(column_named(name), rows.schema[name].dataType) for name in names]
     # the hash passes over nulls, so which columns are null is hashed separately
     nulls = [column.isNull() for column in columns]
     told = f.xxhash64(*columns, *nulls).alias("hash")
