@@ -28,7 +28,7 @@ from upriver.errors import ConfigError, UpriverError
 from upriver.files.storage import Storage
 from upriver.tables.commit_state import TableState
 from upriver.tables.format import data_files, deletion_vectors, delta_log, key_index
-from upriver.tables.format.data_files import RowFiles, load_index, read_rows
+from upriver.tables.format.data_files import Gathered, RowFiles, load_index, read_rows
 from upriver.tables.format.deletion_vectors import VectorFile, path_of, read_vector
 from upriver.tables.format.delta_log import DataFile
 from upriver.tables.format.key_index import Hashes, KeyIndex, binding_of, hashes_of
@@ -145,7 +145,7 @@ def test_many_rows_have_a_file_for_each_group_and_the_last_of_a_document_lives(
     storage, secret, dice = Storage.parse(tmp_path), bytes(range(16)), random.Random(2)
     shape = MirrorShape(groups=3)
     wanted: dict[bytes, int] = {}
-    with RowFiles(storage, shape.arrow_schema, key=secret, most_gathered=2000) as files:
+    with RowFiles(storage, shape.arrow_schema, key=secret, gathered=Gathered(2000)) as files:
         for seqno in range(0, 400, 10):
             keys = [b"k%d" % dice.randrange(60) for _ in range(10)]
             rows = pa.table(

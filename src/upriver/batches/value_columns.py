@@ -32,7 +32,7 @@ _MUTATION: Final = OPS.index(Op.MUTATION)
 
 #: The bytes that decompressed values may add to a batch before it is split: small packets
 #: decompress to 21 MiB each, and a binary column of Arrow holds at most 2 GiB.
-_MOST_UNPACKED: Final = 32 * 1024 * 1024
+_MOST_UNPACKED: Final = 8 * 1024 * 1024
 
 #: The most bytes of a key that an error shows.
 _KEY_SHOWN: Final = 60

@@ -19,7 +19,7 @@ from ..wire import columns
 from ..wire import messages as m
 from ..wire.columns.result import words
 from ..wire.dialects import Dialect
-from ..wire.framing import Framer
+from ..wire.framing import Framer, packet_length
 from .flow_control import counted_size
 
 #: The buffer size of one read. Large reads make columns efficient: the fixed cost of a batch equals
@@ -78,8 +78,10 @@ class _Buffered:
 
     def space(self) -> memoryview:
         if self._filled == len(self._buffer):
-            self._resize(2 * len(self._buffer))
-        return memoryview(self._buffer)[self._filled :]
+            # the decoder has found the packet's length to be within its limit
+            self._resize((packet_length(self._buffer) or 0) + READ_SIZE)
+        # no more than one read beyond a large packet, so that no batch has several of them
+        return memoryview(self._buffer)[self._filled : self._filled + READ_SIZE]
 
     def _resize(self, size: int) -> None:
         """Allocates a new buffer: a bytearray with exported memoryviews cannot be resized."""

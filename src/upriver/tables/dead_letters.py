@@ -133,27 +133,27 @@ def _settled(
     Further letters of changes that are ``known`` are settled too, and not counted.
     """
     # dead letters have no vectors, so rows have the numbers that they are read in
-    parts = list(read_rows(storage, file, LETTERS.names))
-    if not parts:
-        return np.empty(0, np.int64)
-    rows = pa.Table.from_batches(parts)
-    newest = _seqnos(tables, rows)
-    reasons = _reasons(tables, shape, rows)
     found = []
-    for number, row in enumerate(rows.select([*NAME_COLUMNS, "seqno", "cas"]).to_pylist()):
-        if (change := change_of(row)) in known:
-            found.append(number)
-            continue
-        known.add(change)
-        is_current = newest.get(_name(row)) == row["seqno"]
-        kind = 1 if not is_current else 2 if reasons[number] is not None else 0
-        counts[kind] += 1
-        if kind != 2:
-            found.append(number)
+    first = 0
+    for rows in read_rows(storage, file, LETTERS.names):
+        newest = _seqnos(tables, rows)
+        reasons = _reasons(tables, shape, rows)
+        names = rows.select([*NAME_COLUMNS, "seqno", "cas"]).to_pylist()
+        for number, (row, reason) in enumerate(zip(names, reasons, strict=True), first):
+            if (change := change_of(row)) in known:
+                found.append(number)
+                continue
+            known.add(change)
+            is_current = newest.get(_name(row)) == row["seqno"]
+            kind = 1 if not is_current else 2 if reason is not None else 0
+            counts[kind] += 1
+            if kind != 2:
+                found.append(number)
+        first += rows.num_rows
     return np.array(found, np.int64)
 
 
-def _reasons(tables: PipelineTables, shape: MirrorShape, rows: pa.Table) -> list[str | None]:
+def _reasons(tables: PipelineTables, shape: MirrorShape, rows: pa.RecordBatch) -> list[str | None]:
     """Why values do not fit the schemas of their tables now."""
     places = zip(*(rows.column(name).to_pylist() for name in ("scope", "collection")), strict=True)
     names = [collection_table(*place) if tables.per_collection else "" for place in places]
@@ -161,14 +161,12 @@ def _reasons(tables: PipelineTables, shape: MirrorShape, rows: pa.Table) -> list
     for table in sorted(set(names)):
         mine = [number for number, name in enumerate(names) if name == table]
         values: Any = rows.column("value").take(pa.array(mine))
-        for number, reason in zip(
-            mine, shape.of(table).reasons(values.combine_chunks()), strict=True
-        ):
+        for number, reason in zip(mine, shape.of(table).reasons(values), strict=True):
             reasons[number] = reason
     return reasons
 
 
-def _seqnos(tables: PipelineTables, wanted: pa.Table) -> dict[tuple[Any, ...], int]:
+def _seqnos(tables: PipelineTables, wanted: pa.RecordBatch) -> dict[tuple[Any, ...], int]:
     """By name the seqnos of the mirror's rows of some documents."""
     key = tables.key
     assert key is not None

@@ -39,7 +39,7 @@ from ..batches.offset_planning import shared
 from ..batches.offset_ranges import ReadStep
 from ..batches.offsets import Offset
 from ..files.storage import Storage
-from .format.data_files import VALID_TO, NewFile, RowFiles, rows_of_collections
+from .format.data_files import VALID_TO, Gathered, NewFile, RowFiles, rows_of_collections
 from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile
 from .format.row_lookup import rows_at
@@ -62,8 +62,8 @@ _Ended = dict[str, tuple[DataFile, _Rows, _Changes]]
 class VersionFiles(RowFiles):
     """The files of current versions of one task for one table."""
 
-    def __init__(self, storage: Storage, schema: pa.Schema, key: bytes) -> None:
-        super().__init__(storage, schema, key=key)
+    def __init__(self, storage: Storage, schema: pa.Schema, key: bytes, gathered: Gathered) -> None:
+        super().__init__(storage, schema, key=key, gathered=gathered)
         none = pa.schema([(name, VERSION_COLUMNS[name]) for name in _BEGIN])
         self._begins = [pa.RecordBatch.from_pylist([], none)]
         #: By file the changes that its rows were, after the end.
@@ -90,8 +90,9 @@ class MergeVersions(Merge):
     #: By vbucket that goes back, up to which seqno its versions stay: its start, or more.
     kept: Mapping[int, int] = field(default_factory=dict)
 
-    def _files(self, table: str) -> RowFiles:
-        return VersionFiles(self._place(table), self.shape.of(table).arrow_schema, self.key)
+    def _files(self, table: str, gathered: Gathered) -> RowFiles:
+        schema = self.shape.of(table).arrow_schema
+        return VersionFiles(self._place(table), schema, self.key, gathered)
 
     # ---- rollbacks -----------------------------------------------------------------------
 
@@ -107,10 +108,9 @@ class MergeVersions(Merge):
             place = self._place(table)
             begun, ended = _later_rows(place, file, points)
             add_rows(gone, table, file, np.union1d(begun, ended).astype(np.uint32))
-            if len(ended):
-                rows = rows_at(place, file, ended, self.shape.of(table).arrow_schema)
-                current = {name: pa.nulls(len(ended), VERSION_COLUMNS[name]) for name in _END}
-                yield table, _with(rows, current)
+            for rows, _ in rows_at(place, file, ended, self.shape.of(table).arrow_schema):
+                none = {name: pa.nulls(rows.num_rows, VERSION_COLUMNS[name]) for name in _END}
+                yield table, _with(rows, none)
 
     # ---- versions that end ---------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class MergeVersions(Merge):
     ) -> None:
         for table in sorted({*tables, *self.held}):
             place, schema = self._place(table), self.shape.of(table).arrow_schema
-            files = tables.get(table) or self._files(table)
+            files = tables.get(table) or self._files(table, Gathered())
             assert isinstance(files, VersionFiles)
             with files, RowFiles(place, schema) as closed:
                 written = files.finish()
@@ -127,8 +127,8 @@ class MergeVersions(Merge):
                 ended |= self._ended_within(place, files, written, log)
                 begins = files.begins
                 for file, rows, changes in ended.values():
-                    versions = rows_at(place, file, rows, schema)
-                    closed.add(self._closed(versions, begins, changes, log.ends))
+                    for versions, which in rows_at(place, file, rows, schema):
+                        closed.add(self._closed(versions, begins, changes[which], log.ends))
                 done.files[table] = [*written, *closed.finish()]
 
     def _ended_before(

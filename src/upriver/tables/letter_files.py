@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..files.storage import Storage
-from .format.data_files import RowFiles, read_rows
+from .format.data_files import Gathered, RowFiles, read_rows
 from .format.delta_log import DataFile
 from .format.key_index import NAME_COLUMNS
 from .rows.row_shape import LETTERS
@@ -30,10 +30,15 @@ class LetterFiles(RowFiles):
     """The files of one task."""
 
     def __init__(
-        self, storage: Storage, batch: int, held: Sequence[DataFile], vbuckets: Collection[int]
+        self,
+        storage: Storage,
+        batch: int,
+        held: Sequence[DataFile],
+        vbuckets: Collection[int],
+        gathered: Gathered,
     ) -> None:
         """The files ``held`` may have letters of ``vbuckets`` that are read again."""
-        super().__init__(storage, LETTERS)
+        super().__init__(storage, LETTERS, gathered=gathered)
         self._batch = pa.scalar(batch, LETTERS.field("batch").type)
         wanted = pa.array(sorted(vbuckets), LETTERS.field("vbucket").type)
         self._known = {

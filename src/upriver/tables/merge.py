@@ -31,10 +31,10 @@ from ..errors import UpriverError
 from ..files.storage import FileGone, Storage
 from .commit_state import DEAD_LETTERS
 from .format.data_files import (
+    Gathered,
     NewFile,
     RowFiles,
     cast_rows,
-    joined,
     load_index,
     read_rows,
     rows_of_collections,
@@ -42,6 +42,7 @@ from .format.data_files import (
 )
 from .format.delta_log import DataFile
 from .format.key_index import Hashes
+from .format.row_pieces import joined
 from .letter_files import LetterFiles
 from .rows.json_types import Type
 from .rows.row_shape import MirrorShape
@@ -135,12 +136,13 @@ class Merge:
     def run(self) -> TaskOutcome:
         done = TaskOutcome()
         log = CollectionLog(self.collections)
+        gathered = Gathered()
         with ExitStack() as stack:
             tables: dict[str, RowFiles] = {}
 
             def files_of(table: str) -> RowFiles:
                 if table not in tables:
-                    tables[table] = stack.enter_context(self._files(table))
+                    tables[table] = stack.enter_context(self._files(table, gathered))
                 return tables[table]
 
             try:
@@ -150,7 +152,9 @@ class Merge:
                 raise VersionGone(f"TABLE-VERSION-GONE: {problem}") from problem
             again = {step.vbucket for step in self.steps if step.rolls_back}
             place = self.storage.under(DEAD_LETTERS)
-            letters = stack.enter_context(LetterFiles(place, self.batch, self.letters, again))
+            letters = stack.enter_context(
+                LetterFiles(place, self.batch, self.letters, again, gathered)
+            )
             options = self.shape.read_options(self.options)
             for changes in joined(read_steps(options, self.steps, done.read, log)):
                 is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
@@ -170,9 +174,9 @@ class Merge:
         done.collections = log.met
         return done
 
-    def _files(self, table: str) -> RowFiles:
+    def _files(self, table: str, gathered: Gathered) -> RowFiles:
         schema = self.shape.of(table).arrow_schema
-        return RowFiles(self._place(table), schema, key=self.key)
+        return RowFiles(self._place(table), schema, key=self.key, gathered=gathered)
 
     def _settle(
         self, done: TaskOutcome, log: CollectionLog, tables: Mapping[str, RowFiles]

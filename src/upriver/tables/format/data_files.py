@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,21 +26,26 @@ from ...files.storage import Storage
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile
 from .key_index import NAME_COLUMNS, Hashes, KeyIndex, binding_of, hashes_of, index_path
+from .row_pieces import parquet_pieces
 
 #: Bytes that a task gathers before it writes them; a task with more has a file for each group.
 MOST_GATHERED: Final = 64 * 1024 * 1024
+#: Bytes of one of several tables that are worth a file for each group.
+_WORTH_DIVIDING: Final = MOST_GATHERED // 4
 #: Bytes of a file that gets no more rows: one task rewrites it when many of them are gone.
 _MOST_FILE_BYTES: Final = 128 * 1024 * 1024
+#: Bytes of a page of a column, as Arrow has them.
+_PAGE_BYTES: Final = 1024 * 1024
+#: Bytes of the least and the greatest value of a column that Parquet keeps.
+_MOST_LIMIT_BYTES: Final = 4096
 #: Columns whose values hardly repeat: a dictionary of them is work for nothing.
 _UNIQUE_COLUMNS: Final = frozenset({"key", "value", "seqno", "cas", "event_time"})
-#: Rows that are worked on at once: what is done for each piece costs more than for its rows.
-_JOINED_ROWS: Final = 2048
-#: Rows that are read at once.
-_READ_ROWS: Final = 64 * 1024
 #: Bytes of indexes of object stores that a worker keeps; those of directories are only mapped.
 _MOST_INDEX_BYTES: Final = 256 * 1024 * 1024
 
 GROUP: Final = "vbucket_group"
+#: Stands for all groups where a file is not of one of them.
+_UNDIVIDED: Final = -1
 #: In a history, null in rows that are current: only these are looked up by a document's name.
 VALID_TO: Final = "_valid_to_seqno"
 
@@ -55,37 +61,17 @@ class NewFile:
     dead: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
 
 
-def joined(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer and larger pieces."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for piece in pieces:
-        if waiting and piece.num_rows >= _JOINED_ROWS:  # copying it would cost more
-            yield _one(waiting)
-            waiting, count = [], 0
-        waiting.append(piece)
-        count += piece.num_rows
-        if count >= _JOINED_ROWS:
-            yield _one(waiting)
-            waiting, count = [], 0
-    if waiting:
-        yield _one(waiting)
-
-
-def _one(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pieces) == 1:
-        return pieces[0]
-    columns: list[Any] = [
-        pa.concat_arrays([piece.column(at) for piece in pieces])
-        for at in range(pieces[0].num_columns)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=pieces[0].schema)
+def _is_long(column: pa.ChunkedArray[Any]) -> bool:
+    """Whether Parquet leaves out the limits of such values, but makes four copies of them first."""
+    return column.nbytes > _MOST_LIMIT_BYTES * len(column)
 
 
 class _OpenFile:
     """One file that is being written, with the hashes of its rows."""
 
-    def __init__(self, storage: Storage, schema: pa.Schema, stack: ExitStack) -> None:
+    def __init__(self, storage: Storage, first: pa.Table, stack: ExitStack) -> None:
+        """``first`` are rows like those that it gets."""
+        schema = first.schema
         self.path = f"part-{_entropy.uuid4().hex}.parquet"
         self._storage = storage
         self._stack = stack
@@ -96,7 +82,10 @@ class _OpenFile:
             schema,
             use_dictionary=repeating,  # type: ignore[arg-type]  # names will do
             compression="snappy",
+            write_statistics=[name for name in schema.names if not _is_long(first.column(name))],
             store_schema=False,
+            # how large a page is, is looked at only after so many rows
+            write_batch_size=max(1, min(1024, _PAGE_BYTES * first.num_rows // first.nbytes)),
         )
         self.rows = 0
         self.numbers: list[npt.NDArray[np.int64]] = []
@@ -136,6 +125,27 @@ class _OpenFile:
         return NewFile(described, newest)
 
 
+class Gathered:
+    """What the files of one task have gathered; those with most of it write theirs at the limit."""
+
+    def __init__(self, most: int = MOST_GATHERED) -> None:
+        self.most = most
+        self._size = 0
+        self._files: list[RowFiles] = []
+
+    def add(self, files: RowFiles) -> None:
+        self._files.append(files)
+
+    def make_room(self, size: int) -> None:
+        """Some bytes are to be gathered."""
+        while self._size and self._size + size > self.most:
+            max(self._files, key=lambda files: files.size).flush()
+        self._size += size
+
+    def wrote(self, size: int) -> None:
+        self._size -= size
+
+
 class RowFiles:
     """The files of one task for one table.
 
@@ -151,18 +161,21 @@ class RowFiles:
         *,
         key: bytes | None = None,
         grouped: bool = True,
-        most_gathered: int = MOST_GATHERED,
+        gathered: Gathered | None = None,
     ) -> None:
+        """Those that share ``gathered`` share its limit."""
         self._storage = storage
         self._schema = schema
         self._key = key
         self._grouped = grouped and GROUP in schema.names
-        self._most = most_gathered
+        self._share = gathered or Gathered()
+        self._share.add(self)
         self._stack = ExitStack()
         self._gathered: list[pa.RecordBatch] = []
         #: For each gathered batch, the numbers of its rows in the order in which they came.
         self._numbers: list[npt.NDArray[np.int64]] = []
-        self._size = 0
+        #: Bytes that are gathered.
+        self.size = 0
         self._files: dict[int, _OpenFile] = {}
         self._full: list[_OpenFile] = []
         self._hashes: list[Hashes] = []
@@ -196,15 +209,23 @@ class RowFiles:
         if is_row is not None and not is_row.all():
             rows, numbers = rows.filter(pa.array(is_row)), numbers[is_row]
         if rows.num_rows:
+            self._share.make_room(rows.nbytes)
             self._gathered.append(rows)
             self._numbers.append(numbers)
-            self._size += rows.nbytes
-            if self._size >= self._most:
-                self._flush(by_group=self._grouped)
+            self.size += rows.nbytes
+
+    def flush(self) -> None:
+        """Writes what is gathered, for each group apart if it is much."""
+        much = self.size >= min(_WORTH_DIVIDING, self._share.most // 2)
+        self._flush(by_group=self._grouped and (much or self._is_divided))
+
+    @property
+    def _is_divided(self) -> bool:
+        return any(group != _UNDIVIDED for group in self._files)
 
     def finish(self) -> list[NewFile]:
         """Writes what is left, the indexes too, and describes the files."""
-        self._flush(by_group=self._grouped and bool(self._files))
+        self._flush(by_group=self._grouped and self._is_divided)
         live = self._live()
         done = []
         with self._stack:
@@ -235,23 +256,27 @@ class RowFiles:
     def _flush(self, *, by_group: bool) -> None:
         if not self._gathered:
             return
+        gathered, self._gathered = deque(self._gathered), []
+        numbers, self._numbers = deque(self._numbers), []
         parts: dict[int, list[pa.RecordBatch]] = {}
         numbered: dict[int, list[npt.NDArray[np.int64]]] = {}
-        for rows, numbers in zip(self._gathered, self._numbers, strict=True):
-            pieces = _by_group(rows, numbers) if by_group else [(-1, rows, numbers)]
-            for group, some, mine in pieces:
-                parts.setdefault(group, []).append(some)
+        while gathered:  # each batch is let go when its rows were copied
+            some = gathered.popleft(), numbers.popleft()
+            for group, rows, mine in _by_group(*some) if by_group else [(_UNDIVIDED, *some)]:
+                parts.setdefault(group, []).append(rows)
                 numbered.setdefault(group, []).append(mine)
-        self._gathered, self._numbers, self._size = [], [], 0
-        for group, batches in parts.items():
-            rows_of_group = pa.Table.from_batches(batches, self._schema)
-            self._write(group, rows_of_group, np.concatenate(numbered[group]))
+        for group in list(parts):
+            rows_of_group = pa.Table.from_batches(parts.pop(group), self._schema)
+            self._write(group, rows_of_group, np.concatenate(numbered.pop(group)))
+        self._share.wrote(self.size)
+        self.size = 0
+        pa.default_memory_pool().release_unused()  # what was freed would stay with the process
 
     def _write(self, group: int, rows: pa.Table, numbers: npt.NDArray[np.int64]) -> None:
         if group in self._files and self._files[group].is_full:
             self._full.append(self._files.pop(group))
         if group not in self._files:
-            self._files[group] = _OpenFile(self._storage, self._schema, self._stack)
+            self._files[group] = _OpenFile(self._storage, rows, self._stack)
         self._files[group].write(rows)
         self._files[group].numbers.append(numbers)
 
@@ -287,9 +312,7 @@ def read_rows(
     with storage.source(file.path) as source:
         parquet = pq.ParquetFile(source)
         first = 0
-        for batch in parquet.iter_batches(
-            _READ_ROWS, columns=list(columns) if columns is not None else None
-        ):
+        for batch in parquet_pieces(parquet, columns):
             low, high = np.searchsorted(gone, [first, first + batch.num_rows])
             kept = _without_views(batch)
             if high > low:

@@ -9,6 +9,7 @@ is a cache that can be deleted at any time. Small files, and files in object sto
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +21,11 @@ from ... import _entropy
 from ...files.storage import Storage
 from .data_files import cast_rows
 from .delta_log import DataFile
+from .row_pieces import parquet_pieces
 
 FOLDER: Final = "_upriver/rows"
 #: Bytes of a file that is decoded at every look, which takes milliseconds.
 _SMALL: Final = 256 * 1024
-_READ_ROWS: Final = 64 * 1024
 _NAME: Final = b"upriver.file"
 
 
@@ -35,29 +36,27 @@ def cache_path(data_file: str) -> str:
 
 def rows_at(
     storage: Storage, file: DataFile, numbers: npt.NDArray[Any], schema: pa.Schema
-) -> pa.RecordBatch:
-    """The rows with these numbers, which ascend, with the columns of a schema."""
+) -> Iterator[tuple[pa.RecordBatch, slice]]:
+    """The rows with these numbers, which ascend, with the columns of a schema.
+
+    They come in pieces, each with the part of ``numbers`` that its rows have.
+    """
+    if not len(numbers):
+        return
     cached = storage.is_local and file.size >= _SMALL
-    parts: list[pa.RecordBatch] = []
     first = 0
     for batch in _copied(storage, file) if cached else _decoded(storage, file):
         low, high = np.searchsorted(numbers, [first, first + batch.num_rows])
         if high > low:
             chosen = numbers[low:high].astype(np.int64) - first
-            parts.append(cast_rows(batch, schema).take(pa.array(chosen, pa.int64())))
+            rows = cast_rows(batch, schema).take(pa.array(chosen, pa.int64()))
+            yield rows, slice(int(low), int(high))
         first += batch.num_rows
-    columns: list[Any] = [
-        pa.concat_arrays([part.column(name) for part in parts])
-        if parts
-        else pa.nulls(0, schema.field(name).type)
-        for name in schema.names
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _decoded(storage: Storage, file: DataFile) -> Any:
     with storage.source(file.path) as source:
-        yield from pq.ParquetFile(source).iter_batches(_READ_ROWS)
+        yield from parquet_pieces(pq.ParquetFile(source))
 
 
 def _copied(storage: Storage, file: DataFile) -> Any:
@@ -74,7 +73,7 @@ def _copied(storage: Storage, file: DataFile) -> Any:
         parquet = pq.ParquetFile(source)
         schema = parquet.schema_arrow.with_metadata({_NAME: name})
         with pa.ipc.new_file(str(draft), schema) as copy:
-            for batch in parquet.iter_batches(_READ_ROWS):
+            for batch in parquet_pieces(parquet):
                 copy.write_batch(batch.replace_schema_metadata({_NAME: name}))
     os.replace(draft, place)
     yield from _batches(str(place), name)

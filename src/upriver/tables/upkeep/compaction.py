@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...files.storage import Storage
-from ..format.data_files import MOST_GATHERED, VALID_TO, NewFile, RowFiles, cast_rows, read_rows
+from ..format.data_files import (
+    MOST_GATHERED,
+    VALID_TO,
+    Gathered,
+    NewFile,
+    RowFiles,
+    cast_rows,
+    read_rows,
+)
 from ..format.delta_log import DataFile
 
 #: The part of a file's rows that are gone, from which on it is rewritten.
@@ -69,8 +77,9 @@ class Rewrite:
     gone: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Rewritten:
-        most = min(MOST_GATHERED, max(1, sum(f.size for f in self.files)))
-        large = sum(file.size for file in self.files) >= _LARGE
+        size = sum(file.size for file in self.files)
+        large = size >= _LARGE
+        gathered = Gathered(min(MOST_GATHERED, max(1, size)) if large else MOST_GATHERED)
 
         def files(key: bytes | None) -> RowFiles:
             return RowFiles(
@@ -78,7 +87,7 @@ class Rewrite:
                 self.schema,
                 key=key,
                 grouped=large,
-                most_gathered=most if large else MOST_GATHERED,
+                gathered=gathered,
             )
 
         # of a history: what has ended lies apart from what is current
