@@ -15,6 +15,7 @@ from consumerkit import (
     PATIENCE,
     Conversation,
     Scripted,
+    at,
     everything,
     fill,
     marker,
@@ -26,6 +27,8 @@ from serverkit import SECRET, users_file
 from waiting import until
 
 from upriver.consumer import Access, Consumer
+from upriver.consumer.streaming.vbucket_fetch_state import VBucketFetchState
+from upriver.consumer.topology.cluster_view import Backoff
 from upriver.consumer.topology.seqno_survey import Survey
 from upriver.consumer.transport.connection_string import Source
 from upriver.errors import (
@@ -37,11 +40,15 @@ from upriver.errors import (
     RemoteProtocolError,
     Status,
     StatusError,
+    StreamEnded,
     StreamRuleBroken,
     UpriverError,
 )
+from upriver.model import StreamEndReason
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
+from upriver.session.requested_stream import MOST_EMPTY_SNAPSHOTS
+from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
@@ -312,6 +319,67 @@ def test_a_server_that_hangs_up_on_every_stream_is_given_up_by_who_has_no_patien
         assert server.connections >= 2
     assert isinstance(error, ConnectionFailed)
     assert "was lost" in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [m.StreamEnd(vbucket=0, reason=StreamEndReason.CLOSED)],
+        [m.StreamEnd(vbucket=0, reason=StreamEndReason.TOO_SLOW)],
+        [mark(0, 5)],
+        [],
+    ],
+    ids=["closed", "too slow", "a marker", "silent"],
+)
+def test_a_server_that_accepts_streams_and_never_sends_what_it_has_is_given_up(
+    said: list[m.Message],
+) -> None:
+    """It says that the vbucket has seqno 5. That it accepts a stream again is no progress."""
+    with Scripted(streaming(*said), vbuckets=1) as server:
+        error = failure(server.source, give_up_after=0.2, answer_timeout=0.02)
+    assert isinstance(error, ConnectionFailed)
+    assert "vbucket 0 after seqno 0" in str(error)
+
+
+def test_a_server_that_hangs_up_on_accepted_streams_is_given_up() -> None:
+    def script(talk: Conversation, request: Any) -> bool:
+        if isinstance(request, m.StreamRequest):
+            streaming()(talk, request)
+            talk.hang_up()
+            return True
+        return False
+
+    with Scripted(script, vbuckets=1) as server:
+        error = failure(server.source, give_up_after=0.2)
+    assert isinstance(error, ConnectionFailed)
+
+
+@pytest.mark.parametrize(
+    ("seqno", "seconds", "was_of_use"), [(0, 1.0, False), (0, 5.0, True), (1, 1.0, True)]
+)
+def test_pauses_grow_until_a_stream_is_of_use(seqno: int, seconds: float, was_of_use: bool) -> None:
+    reader = VBucketFetchState(0, Position(), 9, Backoff(first=1.0, most=60.0, attempts=4))
+    reader.flowed, reader.position = True, at(seqno)
+    trouble = StreamEnded(vbucket=0, reason="closed")
+    assert reader.leave(seconds, trouble, steady=5.0) is was_of_use
+    assert (reader.backoff.attempts == 0) is was_of_use
+    assert reader.idle_since == (seconds if was_of_use else 0.0)
+
+
+def test_snapshots_that_never_have_anything_end_the_reading() -> None:
+    endless = [mark(0, 5)] * (MOST_EMPTY_SNAPSHOTS + 1)
+    with Scripted(streaming(*endless), vbuckets=1) as server:
+        found, error, counts = until_it_fails(server)
+    assert found == []
+    assert "snapshots in a row have nothing" in str(error)
+    assert counts["broken rule: empty snapshots"] >= 1
+
+
+def test_snapshots_with_a_change_now_and_then_are_no_lie() -> None:
+    several = [mark(0, 9)] * (MOST_EMPTY_SNAPSHOTS // 2 + 1)
+    said = [*several, row(1), *several, row(2), m.StreamEnd(vbucket=0)]
+    with Scripted(streaming(*said), vbuckets=1, seqno=2) as server:
+        assert places(everything(server.source, **QUICK)) == [(0, 1), (0, 2)]
 
 
 def test_a_stream_that_is_never_answered_is_asked_for_elsewhere() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tablekit import ModelledBucket, require_history
+from test_rows import builder, decoded
 from test_table_histories import bucket, caught_up, small
 
 from upriver.files.storage import Storage
@@ -18,6 +19,7 @@ from upriver.tables.format.data_files import Gathered, RowFiles, read_rows
 from upriver.tables.format.row_pieces import PIECE_BYTES, joined, parquet_pieces
 from upriver.tables.places import TablePlace
 from upriver.tables.upkeep.manual_maintenance import compact
+from upriver.wire.values import deflate
 
 __all__ = ["bucket", "small"]
 
@@ -79,6 +81,15 @@ def test_joined_rows_are_bounded_by_bytes_and_keep_their_order() -> None:
     assert lengths == sizes
     assert all(piece.nbytes <= PIECE_BYTES + 20_000 or len(piece) == 1 for piece in found)
     assert len(found) < 10
+
+
+def test_values_that_expand_are_joined_no_further_than_others() -> None:
+    """2 MiB that a server sends are 40 MiB, and 2,048 such rows were joined."""
+    packed = deflate(bytes(2 * MIB))
+    many = decoded(*({"value": packed, "datatype": 3, "seqno": n + 1} for n in range(20)))
+    found = list(joined(piece for _ in range(3) for piece in builder().changes(many)))
+    assert sum(piece.num_rows for piece in found) == 60
+    assert max(piece.nbytes for piece in found) < PIECE_BYTES + 4 * MIB
 
 
 def test_a_file_is_read_in_pieces_of_bounded_size(

@@ -85,6 +85,15 @@ def test_a_small_packet_cannot_unpack_into_all_of_memory() -> None:
         inflate(bytes(varint) + claims_too_much)
 
 
+def test_a_size_that_snappy_cannot_reach_is_refused_before_it_is_allocated() -> None:
+    most = 64 * 2**16
+    packed = deflate(bytes(most))
+    assert most > 20 * len(packed)
+    assert inflate(packed) == bytes(most)
+    with pytest.raises(ValueError, match="cannot decompress to 4194304 bytes"):
+        inflate(packed[: len(packed) // 2])
+
+
 def test_an_independent_snappy_reads_ours() -> None:
     text = b"the same words, the same words, the same words"
     assert bytes(cramjam.snappy.decompress_raw(deflate(text))) == text

@@ -105,7 +105,8 @@ class ConsumerSettings:
     answer_timeout: float = 30.0
     #: Seconds to keep trying at the start while no node can be reached.
     wait_at_start: float = 0.0
-    #: Seconds without an accepted stream of a vbucket after which reading fails.
+    #: Seconds without a stream of a vbucket that was of use, after which reading fails: one that
+    #: brought something, or stayed open for ``retry_most`` seconds.
     give_up_after: float = float("inf")
     #: Which addresses of the nodes to use: the default ones of the cluster, the external ones, or
     #: ("auto") the kind to which the address in the connection string belongs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Final
 
 from ..errors import StreamRuleBroken
 from ..model import NO_END, FailoverLog, Snapshot
@@ -13,6 +14,10 @@ from ..wire.protocol_enums import StreamFlag
 from .stream_position import Position, PositionTracker
 from .stream_states import CONSUMER, ConsumerEvent, next_state
 from .stream_states import ConsumerState as State
+
+#: A filter may leave nothing of some snapshots in a row; a server that sends only markers would
+#: otherwise be listened to for ever.
+MOST_EMPTY_SNAPSHOTS: Final = 10_000
 
 
 def broken_rule(rule: str, vbucket: int | None, detail: str) -> StreamRuleBroken:
@@ -42,6 +47,8 @@ class RequestedStream:
 
     __slots__ = (
         "announced",
+        "emptied_at",
+        "empty_snapshots",
         "flowing",
         "heard",
         "implied",
@@ -77,6 +84,9 @@ class RequestedStream:
         self.seen = 0
         #: Increases with every message of the stream, so that a silent stream can be detected.
         self.heard = 0
+        #: Snapshots that began since something arrived, and what `heard` was then.
+        self.empty_snapshots = 0
+        self.emptied_at = 0
         #: The highest seqno of the current out-of-order snapshot; None outside of one.
         self.out_of_order: int | None = None
         #: Whether the marker requested an acknowledgement when its snapshot is complete.
@@ -140,6 +150,12 @@ class RequestedStream:
         self.out_of_order = 0
 
     def _announce(self, snapshot: Snapshot, purge_seqno: int | None = None) -> None:
+        if self.heard != self.emptied_at:
+            self.empty_snapshots, self.emptied_at = 0, self.heard
+        self.empty_snapshots += 1
+        if self.empty_snapshots > MOST_EMPTY_SNAPSHOTS:
+            detail = f"{MOST_EMPTY_SNAPSHOTS} snapshots in a row have nothing"
+            raise broken_rule("empty snapshots", self.vbucket, detail)
         self.tracker.snapshot_began(snapshot, purge_seqno)
         self.announced = True
 

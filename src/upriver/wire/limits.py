@@ -46,3 +46,7 @@ MAX_CHECKED_JSON: Final = 256 * 1024
 #: A decompressed value: no more than may be stored uncompressed, so that a small packet cannot
 #: decompress to exhaust the memory.
 MAX_INFLATED: Final = MAX_STORED_VALUE
+
+#: How many times as large Snappy can make a value: its best element is 3 bytes that copy 64. So
+#: what a batch of received bytes decompresses to is bounded too.
+MAX_INFLATION: Final = 22

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import cramjam
 
 from ..model import Datatype
-from .limits import MAX_INFLATED
+from .limits import MAX_INFLATED, MAX_INFLATION
 
 _LENGTH = struct.Struct(">I")
 
@@ -23,6 +23,8 @@ def inflate(value: bytes) -> bytes:
         size = cramjam.snappy.decompress_raw_len(value)
         if size > MAX_INFLATED:
             raise ValueError(f"the value decompresses to {size} bytes, the limit is {MAX_INFLATED}")
+        if size > MAX_INFLATION * len(value):  # the memory for it would be allocated first
+            raise ValueError(f"{len(value)} bytes of Snappy cannot decompress to {size} bytes")
         return bytes(cramjam.snappy.decompress_raw(value))
     except cramjam.DecompressionError as problem:
         raise ValueError(f"the value is not a Snappy block: {problem}") from None

@@ -21,6 +21,7 @@ from ...errors import (
     AuthenticationFailed,
     BucketNotFound,
     ConfigError,
+    ConnectionFailed,
     StreamEnded,
     UpriverError,
 )
@@ -95,7 +96,7 @@ class Engine:
             self._readers,
             self._sessions,
             self._nodes,
-            settings.rollback,
+            settings,
             deliver=self.deliver,
             fail=self._fail,
             wake=self._wake.set,
@@ -271,8 +272,8 @@ class Engine:
         pauses = self._watch(now)
         touched: dict[AsyncConnection, None] = {}
         for reader in waiting:
-            if now - reader.idle_since > self._settings.give_up_after:
-                raise reader.trouble or self.topology.no_owner_error(reader.vbucket)
+            if (error := self._given_up(reader, now)) is not None:
+                raise error
             if reader.not_before > now:
                 pauses.append(reader.not_before - now)
                 continue
@@ -296,6 +297,22 @@ class Engine:
             connection.flush()
         return min(pauses, default=None)
 
+    def _given_up(self, reader: VBucketFetchState, now: float) -> UpriverError | None:
+        """The error of a vbucket that has had no stream of use for too long."""
+        patience = self._settings.give_up_after
+        if reader.futile:  # a stream that was accepted has that long to bring something
+            patience += self._settings.answer_timeout
+        if now - reader.idle_since <= patience:
+            return None
+        if reader.futile and isinstance(reader.trouble, StreamEnded):
+            where = f"of vbucket {reader.vbucket} after seqno {reader.position.seqno}"
+            return ConnectionFailed(
+                f"sent nothing more {where} for {patience:g} s",
+                "see its log, and whether it gets that far",
+                where=str(self._owner(reader)),
+            )
+        return reader.trouble or self.topology.no_owner_error(reader.vbucket)
+
     def _owner(self, reader: VBucketFetchState) -> Address | None:
         return self.topology.owner(reader.vbucket)
 
@@ -313,7 +330,7 @@ class Engine:
             asks_log=not one_branch or reader.sent_back,
         )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
-        reader.carrier, reader.asked_at = connection, self._loop.time()
+        reader.asked(self._loop.time(), connection)
 
     def _watch(self, now: float) -> list[float]:
         """Checks for stalled streams and unanswered requests; returns when to check again.
@@ -342,7 +359,8 @@ class Engine:
         reader.position = session.position(reader.vbucket)
         session.close(reader.vbucket)
         node.flush()
-        reader.leave(now, StreamEnded(vbucket=reader.vbucket, reason="moved to another node"))
+        moved = StreamEnded(vbucket=reader.vbucket, reason="moved to another node")
+        reader.leave(now, moved, self._settings.retry_most)
         self.counts["moved to another node"] += 1
         _log.info("vbucket %d moved from %s to another node", reader.vbucket, node.address)
         self._wake.set()

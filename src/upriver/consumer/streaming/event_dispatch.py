@@ -37,7 +37,7 @@ from ...session.consumer_events import (
 from ...session.consumer_session import ConsumerSession
 from ...session.dcp_open import denied
 from ...wire import messages as m
-from ..consumer_settings import RollbackPolicy
+from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.background_errors import as_upriver_error
@@ -72,7 +72,7 @@ class EventDispatch:
         readers: Mapping[int, VBucketFetchState],
         sessions: dict[AsyncConnection, ConsumerSession],
         nodes: AsyncNodes,
-        rollback: RollbackPolicy,
+        settings: ConsumerSettings,
         *,
         deliver: Callable[[Delivery], None],
         fail: Callable[[UpriverError], None],
@@ -83,7 +83,9 @@ class EventDispatch:
         self._sessions = sessions
         self._nodes = nodes
         self._topology = nodes.topology
-        self._rollback = rollback
+        self._rollback = settings.rollback
+        #: Seconds for which a stream stays open that is of use although it brings nothing.
+        self._steady = settings.retry_most
         self._deliver = deliver
         self._fail = fail
         self._wake = wake
@@ -141,11 +143,14 @@ class EventDispatch:
             if self._broken_in_a_row >= _MOST_BROKEN_IN_A_ROW:
                 self._fail(error)
         now = self._topology.clock()
-        pause = self._topology.backoff(connection.address).next_pause()
-        for vbucket in session.vbuckets:
-            reader = self._readers[vbucket]
-            reader.position = session.position(vbucket)
-            reader.leave(now, error)
+        backoff = self._topology.backoff(connection.address)
+        left = [self._readers[vbucket] for vbucket in session.vbuckets]
+        for reader in left:
+            reader.position = session.position(reader.vbucket)
+            if reader.leave(now, error, self._steady):
+                backoff.reset()
+        pause = backoff.next_pause()
+        for reader in left:
             reader.not_before = now + pause
         self._warn(connection.address, "%s; trying again in %.2f s", error, pause)
         self._topology.map_is_old = True
@@ -153,11 +158,7 @@ class EventDispatch:
 
     def _note(self, event: Event) -> None:
         if isinstance(event, StreamOpened):
-            reader = self._readers[event.vbucket]
-            reader.backoff.reset()
-            reader.flowed = True
-            if reader.carrier is not None:
-                self._topology.backoff(reader.carrier.address).reset()
+            self._readers[event.vbucket].flowed = True
         elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
             topology = self._topology
             topology.collections = topology.collections.with_event(event.event)
@@ -184,7 +185,7 @@ class EventDispatch:
         reader.position = event.position
         now = self._topology.clock()
         ended = event.reason.name.lower().replace("_", " ")
-        reader.leave(now, StreamEnded(vbucket=event.vbucket, reason=ended))
+        reader.leave(now, StreamEnded(vbucket=event.vbucket, reason=ended), self._steady)
         self._wake()
         at_its_end = event.reason is StreamEndReason.OK and reader.end != NO_END
         if at_its_end or event.reason is StreamEndReason.FILTER_EMPTY:
@@ -217,7 +218,7 @@ class EventDispatch:
             request=f"the stream of vbucket {event.vbucket}",
             context=denied(event.status),
         )
-        reader.leave(now, error)
+        reader.leave(now, error, self._steady)
         later = event.status.retriable or event.status is Status.EXISTS
         if not later and not self._is_behind(event):
             self._fail(error)

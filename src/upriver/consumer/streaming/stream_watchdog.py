@@ -94,5 +94,6 @@ class StreamWatchdog:
                 node.flush()
                 self._finished(StreamFinished(reader.vbucket, StreamEndReason.OK, position))
             elif high is not None and high > seqno:
+                reader.flowed = seqno != reader.asked_seqno  # it was not of use for being open
                 problem = f"sends nothing of vbucket {reader.vbucket} after seqno {seqno}"
                 node.leave(ConnectionFailed(f"{problem}, though it has {high}", "see its log"))

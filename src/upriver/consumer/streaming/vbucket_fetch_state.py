@@ -34,10 +34,13 @@ class VBucketFetchState:
     unconfirmed: bool = False
     #: Earliest time of the next stream request.
     not_before: float = 0.0
-    #: Time of the last stream request, and whether the node accepted it.
+    #: Time and seqno of the last stream request, and whether the node accepted it.
     asked_at: float = 0.0
+    asked_seqno: int = 0
     flowed: bool = False
-    #: Since when the vbucket has had no accepted stream, over all attempts.
+    #: Whether the last stream that a node accepted was of no use.
+    futile: bool = False
+    #: Since when the vbucket has had no stream of use, over all attempts.
     idle_since: float = 0.0
     #: Why the last stream or attempt failed; raised when the engine gives up.
     trouble: UpriverError | None = None
@@ -55,12 +58,26 @@ class VBucketFetchState:
     def put_off(self, now: float) -> None:
         self.not_before = now + self.backoff.next_pause()
 
-    def leave(self, now: float, trouble: UpriverError) -> None:
-        """Detaches the vbucket from its connection."""
+    def asked(self, now: float, node: AsyncConnection) -> None:
+        """The stream was requested from a node."""
+        self.carrier, self.asked_at, self.asked_seqno = node, now, self.position.seqno
+
+    def leave(self, now: float, trouble: UpriverError, steady: float) -> bool:
+        """Detaches the vbucket from its connection; returns whether its stream was of use.
+
+        It was if it has brought anything, or stayed open for ``steady`` seconds: that a node
+        accepts streams over and over is no progress.
+        """
         self.carrier = None
         self.trouble = trouble
+        moved = self.position.seqno != self.asked_seqno
+        was_of_use = self.flowed and (moved or now - self.asked_at >= steady)
         if self.flowed:
-            self.flowed, self.idle_since = False, now
+            self.flowed, self.futile = False, not was_of_use
+        if was_of_use:
+            self.idle_since = now
+            self.backoff.reset()
+        return was_of_use
 
     def stands_still(self, heard: int, now: float, patience: float) -> float:
         """Seconds left before the stream counts as stalled; 0 or less if it has stalled.
