@@ -344,6 +344,35 @@ def test_without_a_lease_nothing_is_delivered(tmp_path: Path) -> None:
         assert [next(changes).key for _ in range(3)] == [b"key:1", b"key:2", b"key:3"]
 
 
+@pytest.mark.parametrize("loss", ["unmounted", "emptied"])
+def test_a_group_whose_place_vanishes_stops_and_makes_nothing_anew(
+    tmp_path: Path, loss: str
+) -> None:
+    place, away = tmp_path / "mount" / "groups", tmp_path / "away"
+    with TemporaryProducer(vbuckets=2) as producer:
+        producer.write(b"key:0", b"{}")
+        options: Any = {"group": "g", "members": place, "lease": 2}
+        with Consumer(producer.source, **options) as one:
+            changes = iter(one)
+            assert next(changes).key == b"key:0"
+            one.save()
+            (place.parent if loss == "unmounted" else place).rename(away)
+            if loss == "emptied":
+                place.mkdir()
+            with pytest.raises(ConfigError, match=r"positions-0000 is gone.*another group"):
+                next(changes)
+            with pytest.raises(ConfigError, match="is gone"):
+                one.save()
+        assert not list(place.glob("*"))
+        left = place.parent if loss == "unmounted" else place
+        if left.exists():
+            left.rmdir()
+        away.rename(left)
+        producer.write(b"key:1", b"{}")
+        with Consumer(producer.source, **options) as again:
+            assert next(iter(again)).key == b"key:1"
+
+
 class Unreliable(DirectoryGroupStore):
     """A store that fails every second time that somebody changes the roster."""
 

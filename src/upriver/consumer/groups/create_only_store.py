@@ -115,11 +115,12 @@ class DirectoryGroupStore(NumberedStore):
         place = self.path / file
         draft = place.with_name(f".{secrets.token_hex(8)}")
         with self._told("written"):
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if file == _file(file.rpartition("/")[0], 1):
+                place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 create_file(draft, content)
                 os.link(draft, place)
-            except FileExistsError:
+            except (FileExistsError, FileNotFoundError):  # or the cell was removed
                 return False
             finally:
                 draft.unlink(missing_ok=True)

@@ -93,7 +93,7 @@ class Membership:
         self._lease = lease
         self._on_assigned = on_assigned
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"upriver group {group}")
-        self._cells = PositionCells(group)
+        self._cells = PositionCells(group, may_vanish=isinstance(store, BucketGroupStore))
         self._cells_lock = threading.Lock()
         self._turns: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -183,6 +183,8 @@ class Membership:
             await self._release(agreed)
         turn = await self._run(self._member.turn())
         if turn.lost:
+            # before anything is made anew where members meet
+            await self._run_on_positions(self._cells.require_kept())
             self._lose(self._active)
             self._member = self._new_member()
             await self._run(self._member.join())

@@ -45,8 +45,12 @@ class Saved:
 class PositionCells:
     """Claims vbuckets and saves their positions; keeps the cells that it has written last."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, *, may_vanish: bool = False) -> None:
+        """``may_vanish``: the store can lose a cell, as a bucket does in a failover."""
         self._group = group
+        self._may_vanish = may_vanish
+        #: Cells that were there.
+        self._met: set[str] = set()
         #: The version and the content of cells.
         self._known: dict[str, tuple[int, dict[int, Saved]]] = {}
 
@@ -121,6 +125,7 @@ class PositionCells:
                 continue
             written = yield CellWrite(cell, _dump(after), version)
             if written is not None:
+                self._met.add(cell)
                 self._known[cell] = written, after
                 return
             known = yield from self._newest(cell)
@@ -129,9 +134,23 @@ class PositionCells:
             "save less often"
         )
 
+    def require_kept(self) -> CellSteps[None]:
+        """Raises ConfigError if positions are gone that were there."""
+        for cell in sorted(self._met):
+            yield from self._newest(cell)
+
     def _newest(self, cell: str) -> CellSteps[tuple[int, dict[int, Saved]]]:
         stored = yield Read(cell)
-        return (stored.version, _parse(cell, stored.content)) if stored is not None else (0, {})
+        if stored is not None:
+            self._met.add(cell)
+            return stored.version, _parse(cell, stored.content)
+        if cell in self._met and not self._may_vanish:
+            raise ConfigError(
+                f"{cell} is gone, where the group {self._group!r} had positions: was the place "
+                "where members meet unmounted or deleted? Put it back and start again; with "
+                "another group everything is read anew"
+            )
+        return 0, {}
 
     def _cells(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:
         cells: dict[str, list[int]] = {}
