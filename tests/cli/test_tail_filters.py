@@ -71,6 +71,18 @@ def test_only_what_is_asked_for_is_printed(
     assert keys(producer, *words) == expected
 
 
+def test_documents_that_cannot_be_compared_are_told_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = change_filter(where="a > b")
+    assert wanted is not None
+    values = (b'{"a": 2, "b": 1}', b'{"a": "x", "b": 1}', b'{"a": "y", "b": 2}', b"{}")
+    assert [wanted(change(value=value)) for value in values] == [True, False, False, False]
+    (told,) = caplog.messages
+    assert told.startswith("--where: '>' not supported between")
+    assert "as in b'k'; documents" in told
+
+
 def test_the_limit_counts_what_is_printed_and_the_checkpoint_what_was_read(
     producer: TemporaryProducer, tmp_path: Any
 ) -> None:

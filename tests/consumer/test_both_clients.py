@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from consumerkit import PATIENCE, Scripted, fill
+from consumerkit import PATIENCE, Scripted, fill, marker, mutation, streaming
 from peer import Peer
 from serverkit import SECRET, users_file
 
@@ -37,6 +37,7 @@ from upriver.producer.server_settings import ServerSettings
 from upriver.session.sasl_client import MAX_ITERATIONS, ScramClient
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
+from upriver.wire import messages as m
 from upriver.wire.messages import PlainResponse, Request
 from upriver.wire.protocol_enums import Command
 
@@ -140,6 +141,45 @@ def test_options_are_the_fields_of_the_settings() -> None:
 
 
 # ---- the caller's loop is free -----------------------------------------------------------
+
+
+def changes_and_position(source: str, **options: Any) -> tuple[list[int], Checkpoint]:
+    with Consumer(source, **options) as consumer:
+        return [change.seqno for change in consumer], consumer.position()
+
+
+def batches_on_a_loop(source: str, **options: Any) -> tuple[list[int], Checkpoint]:
+    async def read() -> tuple[list[int], Checkpoint]:
+        async with AsyncConsumer(source, **options) as consumer:
+            found = [batch.column("seqno") async for batch in consumer.batches()]
+            return [int(seqno.as_py()) for seqnos in found for seqno in seqnos], consumer.position()
+
+    return asyncio.run(asyncio.wait_for(read(), PATIENCE))
+
+
+@pytest.mark.parametrize("read", [changes_and_position, batches_on_a_loop])
+@pytest.mark.parametrize("end", [1, 5, 7])
+def test_an_end_seqno_is_where_reading_ends(
+    read: Callable[..., tuple[list[int], Checkpoint]], end: int
+) -> None:
+    """Also in the middle of a snapshot, and where the server sends more."""
+    said = [
+        marker(0, 6, opaque=0, vbucket=0),
+        *(mutation(seqno, opaque=0, vbucket=0) for seqno in (2, 3, 4, 6)),
+        marker(7, 9, opaque=0, vbucket=0),
+        *(mutation(seqno, opaque=0, vbucket=0) for seqno in (7, 9)),
+    ]
+    script = streaming(*said, m.StreamEnd(vbucket=0))
+    with Scripted(script, vbuckets=1, seqno=9) as server:
+        seqnos, position = read(server.source, end={0: end})
+    assert seqnos == [seqno for seqno in (2, 3, 4, 6, 7, 9) if seqno <= end]
+    assert position.position(0).seqno == end
+    with TemporaryProducer(vbuckets=1) as producer:
+        fill(producer, 9)
+        seqnos, position = read(producer.source, end={0: end})
+        assert seqnos == list(range(1, end + 1))
+        rest, _ = read(producer.source, start=position, end={0: 9})
+        assert rest == list(range(end + 1, 10))
 
 
 def test_hashing_a_password_does_not_hold_the_loop_up(

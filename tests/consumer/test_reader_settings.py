@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from upriver.consumer import ConsumerSettings
+from upriver.consumer import AsyncConsumer, Consumer, ConsumerSettings
 from upriver.errors import ConfigError
 
 
@@ -34,3 +35,16 @@ from upriver.errors import ConfigError
 def test_the_option_and_its_value_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         ConsumerSettings(**options)
+
+
+def test_a_text_is_one_collection() -> None:
+    settings: Any = {"collections": "shop.orders"}
+    assert ConsumerSettings(**settings).collections == ("shop.orders",)
+
+
+@pytest.mark.parametrize("client", [Consumer, AsyncConsumer])
+@pytest.mark.parametrize("place", ["here.json", Path("here.json")])
+def test_a_path_is_no_checkpoint(client: Any, place: str | Path) -> None:
+    said = "checkpoint is the path 'here.json'; give FileCheckpoint('here.json')"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        client("couchbase://localhost/default", checkpoint=place)

@@ -21,6 +21,7 @@ def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings
         answer_timeout=options.request_timeout,
         wait_at_start=options.retry_timeout,
         give_up_after=options.retry_timeout,
+        _whole_snapshots=True,  # tasks leave out themselves what is beyond their steps
         **chosen,  # type: ignore[arg-type]
     )
 

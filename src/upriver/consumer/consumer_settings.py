@@ -5,9 +5,11 @@ Settings are immutable values that are validated on creation. This module does n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from os import PathLike
 from typing import Final, Literal, TypedDict
 
 from .. import _entropy
@@ -20,7 +22,8 @@ from .checkpoints.checkpoint import Checkpoint, CheckpointStore
 #: Where to start: at the oldest change, after the newest change, at a checkpoint, or at a position
 #: for each vbucket (vbuckets that are not named start at the beginning).
 Start = Literal["beginning", "now"] | Checkpoint | Mapping[int, Position]
-#: Where to end: never, at the high seqnos of when reading started, or at a seqno for each vbucket
+#: Where to end: never; at the high seqnos of when reading started, and from there at the end of the
+#: snapshot, so that no key is missing because it moved on; or exactly at a seqno for each vbucket
 #: (vbuckets that are not named are not read).
 End = Literal["never", "now"] | Mapping[int, int]
 
@@ -57,6 +60,8 @@ class ConsumerSettings:
     """All options of a consumer."""
 
     start: Start = "beginning"
+    #: Where to end: ``now`` at the end of the snapshot that the high seqno of now is in, a seqno by
+    #: vbucket exactly there.
     end: End = "never"
     #: The vbuckets to read; None for all.
     vbuckets: frozenset[int] | None = None
@@ -116,9 +121,14 @@ class ConsumerSettings:
     #: Back-off between attempts, in seconds: the first pause, and the longest.
     retry_first: float = 0.05
     retry_most: float = 5.0
+    #: Whether vbuckets with an end seqno are read to the end of their snapshot.
+    _whole_snapshots: bool = field(default=False, repr=False)
     _unique: str = field(default_factory=lambda: _entropy.token_hex(4), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        given: object = self.collections
+        if isinstance(given, str):  # one name, not its letters
+            object.__setattr__(self, "collections", (given,))
         if self.scope and self.collections:
             raise ConfigError("collections and scope contradict each other: give one of them")
         if self.dialect not in DIALECT_NAMES:
@@ -212,6 +222,10 @@ def settings_for(
     """Returns the settings of a consumer; a saved checkpoint replaces their start."""
     if settings is not None and options:
         raise TypeError("give settings or single options, not both")
+    given: object = store
+    if isinstance(given, str | PathLike):
+        path = os.fspath(given)
+        raise ConfigError(f"checkpoint is the path {path!r}; give FileCheckpoint({path!r})")
     chosen = settings or ConsumerSettings(**options)
     saved = store.load() if store is not None else None
     return chosen if saved is None else replace(chosen, start=saved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -12,6 +13,8 @@ from typing import Any, Final
 from ..._extras import extra
 from ...consumer.changes import Change
 from ...errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 ChangeFilter = Callable[[Change], bool]
 
@@ -68,6 +71,8 @@ def _selected(where: str) -> ChangeFilter:
     except jmespath.exceptions.JMESPathError as problem:
         raise ConfigError(f"--where {where!r} is no JMESPath expression: {problem}") from None
 
+    told: set[str] = set()
+
     def test(change: Change) -> bool:
         try:
             document: Any = json.loads(change.body)
@@ -77,6 +82,12 @@ def _selected(where: str) -> ChangeFilter:
             found = expression.search(document)
         except jmespath.exceptions.JMESPathError:
             return False  # a function that does not take what this document has there
+        except TypeError as problem:  # text and number compared: JMESPath says that is null
+            if str(problem) not in told:
+                told.add(str(problem))
+                text = "--where: %s, as in %r; documents for which that is so are left out"
+                _log.warning(text, problem, change.key)
+            return False
         return found is not None and found is not False and found not in ("", [], {})
 
     return test

@@ -39,7 +39,7 @@ from ...session.stream_position import Position, PositionTracker
 from ..changes import Change, changes_of
 from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
-from .row_filters import inflated, of_vbuckets, without_bodies, without_internal
+from .row_filters import inflated, of_vbuckets, up_to, without_bodies, without_internal
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,10 @@ class Inbox:
         #: By vbucket: rollbacks since it was assigned.
         self.rollbacks: Counter[int] = Counter()
         self._settings = settings or ConsumerSettings()
+        end = self._settings.end
+        whole = isinstance(end, str) or self._settings._whole_snapshots
+        #: By vbucket the seqnos beyond which nothing is handed out.
+        self._ends: Mapping[int, int] = {} if whole else dict(end)  # type: ignore[arg-type]
         self._internal_collections = internal_collections
         self._on_rollback = on_rollback
         self._failure: UpriverError | None = None
@@ -190,11 +194,17 @@ class Inbox:
             return self._hand_out_rows(delivery, event, whole=whole)
         if self._share is not None and getattr(event, "vbucket", None) not in self._trackers:
             return event if isinstance(event, Finished | Closed) else None
+        if isinstance(event, SystemHappened) and self._is_beyond(event):
+            return None
         if isinstance(event, StreamOpened | RolledBack | SystemHappened):
             self._note(event)
         if isinstance(event, RolledBack):
             return self._tell(event)
         return event
+
+    def _is_beyond(self, happened: SystemHappened) -> bool:
+        """Whether it happened after the end that is asked for."""
+        return bool(self._ends) and happened.event.seqno > self._ends[happened.vbucket]
 
     def _hand_out_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
         """Filters and decompresses the rows, as the settings say, and makes them the current."""
@@ -203,6 +213,9 @@ class Inbox:
             delivery = replace(delivery, event=rows)
         if self._share is not None:
             rows = of_vbuckets(rows, self._trackers, self._share.hidden)
+            delivery = replace(delivery, event=rows)
+        if self._ends:
+            rows = up_to(rows, self._ends, lambda vbucket: self._trackers[vbucket].seqno)
             delivery = replace(delivery, event=rows)
         count = rows.batch.num_rows
         with self._lock:

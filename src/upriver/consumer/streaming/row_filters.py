@@ -8,7 +8,7 @@ received rows, because the flow-control window counts what was received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -72,6 +72,35 @@ def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) 
         rows = rows.filter(kept)
     steps = tuple(step for step in rows.steps if step.vbucket in vbuckets)
     return replace(rows, steps=steps)
+
+
+def up_to(rows: Rows, ends: Mapping[int, int], at: Callable[[int], int]) -> Rows:
+    """Keeps only rows up to the end seqnos of their vbuckets.
+
+    ``at`` is the seqno that a vbucket has reached before them. A position goes no further than the
+    end, and stays in the snapshot that the end is in.
+    """
+    beyond = {step.vbucket for step in rows.steps if step.seqno > ends[step.vbucket] or step.holds}
+    if not beyond:
+        return rows
+    limits = {vbucket: ends[vbucket] for vbucket in beyond}
+    seqnos, vbuckets = numbers(rows.batch.column("seqno")), numbers(rows.batch.column("vbucket"))
+    kept = np.ones(len(seqnos), np.bool_)
+    for vbucket, end in limits.items():
+        kept &= (vbuckets != vbucket) | (seqnos <= np.uint64(end))
+    rows = rows if kept.all() else rows.filter(kept)
+    reached: dict[int, int] = {}
+    steps = []
+    for step in rows.steps:
+        vbucket, end = step.vbucket, ends[step.vbucket]
+        before = reached[vbucket] if vbucket in reached else at(vbucket)
+        if step.seqno > end and not step.holds:
+            if before >= end or step.snapshot.start > end:
+                continue
+            step = step._replace(seqno=end, closes=False)
+        reached[vbucket] = step.seqno
+        steps.append(step)
+    return replace(rows, steps=tuple(steps))
 
 
 def _changed(rows: Rows, change: Callable[[Change], tuple[bytes, int]]) -> Rows:
