@@ -138,3 +138,11 @@ def test_a_history_that_is_read_in_small_pieces_is_the_same(
     bucket.fail_over(1, bucket.high(1) - 3)
     caught_up(bucket, tmp_path / "table", kind="history")
     require_history(tmp_path / "table", bucket)
+
+
+def test_a_task_gathers_no_more_than_its_memory_allows(
+    bucket: ModelledBucket, tmp_path: Path, arrow: pa.MemoryPool
+) -> None:
+    write_all(bucket, random.Random(5))
+    caught_up(bucket, tmp_path / "table", task_memory="64m")
+    assert LARGE < most(arrow) < 96 * MIB

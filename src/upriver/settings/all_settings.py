@@ -160,6 +160,9 @@ PIPELINE: Final = (
     _S("keepVersionsSize", _K.SIZE, "10g",
        "bytes that only older versions may need; the oldest are deleted first", most=2**60,
        flag="--keep-versions-size"),
+    _S("taskMemory", _K.SIZE, "256m",
+       "about so many bytes that a task needs beside its process and one document",
+       least=32 * 2**20, most=2**40, flag="--task-memory"),
     _S("allowChange", _K.FLAG, "false",
        "let a table that is there become what is asked for: of other collections, with another "
        "schema, or with deleted documents",

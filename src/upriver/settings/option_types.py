@@ -51,6 +51,7 @@ class PipelineOptions(SourceOptions, total=False):
     compact_every: int
     keep_versions: float | str
     keep_versions_size: int | str
+    task_memory: int | str
     allow_change: bool
     storage_options: str | Mapping[str, str]
 

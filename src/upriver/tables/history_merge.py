@@ -39,7 +39,14 @@ from ..batches.offset_planning import shared
 from ..batches.offset_ranges import ReadStep
 from ..batches.offsets import Offset
 from ..files.storage import Storage
-from .format.data_files import VALID_TO, Gathered, NewFile, RowFiles, rows_of_collections
+from .format.data_files import (
+    GATHERED_PART,
+    VALID_TO,
+    Gathered,
+    NewFile,
+    RowFiles,
+    rows_of_collections,
+)
 from .format.deletion_vectors import read_vector, rows_of
 from .format.delta_log import DataFile
 from .format.row_lookup import rows_at
@@ -119,9 +126,10 @@ class MergeVersions(Merge):
     ) -> None:
         for table in sorted({*tables, *self.held}):
             place, schema = self._place(table), self.shape.of(table).arrow_schema
-            files = tables.get(table) or self._files(table, Gathered())
+            files = tables.get(table) or self._files(table, Gathered(self.memory // GATHERED_PART))
             assert isinstance(files, VersionFiles)
-            with files, RowFiles(place, schema) as closed:
+            ended_rows = Gathered(self.memory // GATHERED_PART)
+            with files, RowFiles(place, schema, gathered=ended_rows) as closed:
                 written = files.finish()
                 ended = self._ended_before(table, files, log, done.gone)
                 ended |= self._ended_within(place, files, written, log)

@@ -31,6 +31,7 @@ from ..errors import UpriverError
 from ..files.storage import FileGone, Storage
 from .commit_state import DEAD_LETTERS
 from .format.data_files import (
+    GATHERED_PART,
     Gathered,
     NewFile,
     RowFiles,
@@ -42,7 +43,7 @@ from .format.data_files import (
 )
 from .format.delta_log import DataFile
 from .format.key_index import Hashes
-from .format.row_pieces import joined
+from .format.row_pieces import PIECE_PART, TASK_BYTES, joined
 from .letter_files import LetterFiles
 from .rows.json_types import Type
 from .rows.row_shape import MirrorShape
@@ -92,11 +93,15 @@ class AppendTask:
     options: ReadOptions
     steps: Sequence[ReadStep]
     batch: int
+    #: Bytes.
+    memory: int = TASK_BYTES
 
     def run(self) -> TaskOutcome:
         done = TaskOutcome()
-        with RowFiles(self.storage, change_schema(self.options)) as files:
-            for rows in joined(read_steps(self.options, self.steps, done.read)):
+        gathered = Gathered(self.memory // GATHERED_PART)
+        with RowFiles(self.storage, change_schema(self.options), gathered=gathered) as files:
+            read = read_steps(self.options, self.steps, done.read)
+            for rows in joined(read, self.memory // PIECE_PART):
                 number = pa.repeat(pa.scalar(self.batch, pa.int64()), rows.num_rows)
                 files.add(rows.append_column(BATCH_COLUMN, number))
                 done.changes += rows.num_rows
@@ -132,11 +137,13 @@ class Merge:
     letters: Sequence[DataFile] = ()
     #: Its number.
     batch: int = 0
+    #: Bytes.
+    memory: int = TASK_BYTES
 
     def run(self) -> TaskOutcome:
         done = TaskOutcome()
         log = CollectionLog(self.collections)
-        gathered = Gathered()
+        gathered = Gathered(self.memory // GATHERED_PART)
         with ExitStack() as stack:
             tables: dict[str, RowFiles] = {}
 
@@ -156,7 +163,8 @@ class Merge:
                 LetterFiles(place, self.batch, self.letters, again, gathered)
             )
             options = self.shape.read_options(self.options)
-            for changes in joined(read_steps(options, self.steps, done.read, log)):
+            read = read_steps(options, self.steps, done.read, log)
+            for changes in joined(read, self.memory // PIECE_PART):
                 is_change = pc.not_equal(changes.column("op"), pa.scalar(ROLLBACK))
                 if not pc.all(is_change).as_py():
                     changes = changes.filter(is_change)

@@ -386,7 +386,8 @@ class BatchLoop:
         groups = shape.groups if settings.kind.documents else 0
         parts = divided(steps, groups, self._parallelism(steps))
         if not settings.kind.documents:
-            return [AppendTask(tables.root, options, part, batch) for part in parts]
+            memory = settings.task_memory
+            return [AppendTask(tables.root, options, part, batch, memory) for part in parts]
         key = tables.key
         assert key is not None
         held = tables.held()
@@ -427,6 +428,7 @@ class BatchLoop:
                     change.leaving if change is not None else frozenset(),
                     tables.letters(),
                     batch,
+                    settings.task_memory,
                 )
             )
         return made

@@ -71,6 +71,8 @@ class PipelineSettings:
     trigger: float
     compact_every: int
     window: Window
+    #: Bytes of a task.
+    task_memory: int
     #: As `deltalake` takes them.
     storage: Mapping[str, str] = field(repr=False)
     #: Whether a table that is there may become what is asked for.
@@ -133,7 +135,7 @@ class PipelineSettings:
             "read": read,
             "window": Window(given["keepVersions"], given["keepVersionsSize"]),
             "storage": storage_options(given["storageOptions"]),
-            **given.fields("once", "trigger", "compactEvery", "allowChange"),
+            **given.fields("once", "trigger", "compactEvery", "taskMemory", "allowChange"),
         }
         if not kind.documents:
             return cls(**common)

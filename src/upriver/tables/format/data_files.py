@@ -26,10 +26,12 @@ from ...files.storage import Storage
 from .deletion_vectors import read_vector, rows_of
 from .delta_log import DataFile
 from .key_index import NAME_COLUMNS, Hashes, KeyIndex, binding_of, hashes_of, index_path
-from .row_pieces import parquet_pieces
+from .row_pieces import TASK_BYTES, parquet_pieces
 
-#: Bytes that a task gathers before it writes them; a task with more has a file for each group.
-MOST_GATHERED: Final = 64 * 1024 * 1024
+#: The part of a task's memory in which it gathers rows before it writes them.
+GATHERED_PART: Final = 4
+#: Bytes that a task gathers so; a task with more has a file for each group.
+MOST_GATHERED: Final = TASK_BYTES // GATHERED_PART
 #: Bytes of one of several tables that are worth a file for each group.
 _WORTH_DIVIDING: Final = MOST_GATHERED // 4
 #: Bytes of a file that gets no more rows: one task rewrites it when many of them are gone.

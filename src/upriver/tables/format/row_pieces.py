@@ -17,25 +17,28 @@ import pyarrow.parquet as pq
 _JOINED_ROWS: Final = 2048
 #: Rows that are read at once.
 _READ_ROWS: Final = 64 * 1024
-#: Bytes of a piece. Of what a task has in memory it is a small part: making columns of a value
-#: takes several times its size.
-PIECE_BYTES: Final = 8 * 1024 * 1024
+#: Bytes that a task may need beside its process and one document, unless a setting says otherwise.
+TASK_BYTES: Final = 256 * 1024 * 1024
+#: The part of them that is a piece: making columns of a value takes several times its size.
+PIECE_PART: Final = 32
+#: Bytes of a piece.
+PIECE_BYTES: Final = TASK_BYTES // PIECE_PART
 
 
-def joined(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer and larger pieces."""
+def joined(pieces: Iterable[pa.RecordBatch], most: int = PIECE_BYTES) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer and larger pieces, of ``most`` bytes."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
     for piece in pieces:
         alone = piece.num_rows >= _JOINED_ROWS  # copying it would cost more
-        if waiting and (alone or size + piece.nbytes > PIECE_BYTES):
+        if waiting and (alone or size + piece.nbytes > most):
             yield _one(waiting)
             waiting, count, size = [], 0, 0
         waiting.append(piece)
         count += piece.num_rows
         size += piece.nbytes
         del piece
-        if count >= _JOINED_ROWS or size >= PIECE_BYTES:
+        if count >= _JOINED_ROWS or size >= most:
             yield _one(waiting)
             waiting, count, size = [], 0, 0
     if waiting:
