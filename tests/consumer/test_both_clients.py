@@ -9,6 +9,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import pytest
@@ -180,6 +181,26 @@ def test_an_end_seqno_is_where_reading_ends(
         assert seqnos == list(range(1, end + 1))
         rest, _ = read(producer.source, start=position, end={0: 9})
         assert rest == list(range(end + 1, 10))
+
+
+@pytest.mark.parametrize("read", [changes_and_position, batches_on_a_loop])
+@pytest.mark.parametrize("zone", [UTC, None])
+def test_reading_can_begin_at_a_time(
+    read: Callable[..., tuple[list[int], Checkpoint]], zone: tzinfo | None
+) -> None:
+    """The position counts what was left out too."""
+    moment = datetime(2026, 6, 1, 12, tzinfo=zone)
+    cas = int(moment.replace(tzinfo=UTC).timestamp()) * 10**9
+    times = [cas - 1, cas, cas - 2**16, cas + 2**16, 5]
+    said = [
+        mutation(seqno, opaque=0, vbucket=0, cas=time) for seqno, time in enumerate(times, start=1)
+    ]
+    script = streaming(marker(0, 5, opaque=0, vbucket=0), *said, m.StreamEnd(vbucket=0))
+    with Scripted(script, vbuckets=1) as server:
+        seqnos, position = read(server.source, end="now", since=moment)
+        assert seqnos == [2, 4]
+        assert position.position(0).seqno == 5
+        assert read(server.source, end="now", since=datetime.max)[0] == []
 
 
 def test_hashing_a_password_does_not_hold_the_loop_up(

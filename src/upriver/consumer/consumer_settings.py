@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum
 from os import PathLike
 from typing import Final, Literal, TypedDict
@@ -63,6 +64,8 @@ class ConsumerSettings:
     #: Where to end: ``now`` at the end of the snapshot that the high seqno of now is in, a seqno by
     #: vbucket exactly there.
     end: End = "never"
+    #: Hand out only changes since a moment (UTC without a zone), by the time in their CAS.
+    since: datetime | None = None
     #: The vbuckets to read; None for all.
     vbuckets: frozenset[int] | None = None
     #: The collections to read, as ``scope.collection``; empty for all.
@@ -187,6 +190,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     start: Start
     end: End
+    since: datetime | None
     vbuckets: frozenset[int] | None
     collections: tuple[str, ...]
     scope: str

@@ -186,11 +186,11 @@ def tail(
         prefix=key_prefix,
         regex=key_regex,
         where=where,
-        since=parse_moment(since, "--since") if since is not None else None,
     )
     settings = ConsumerSettings(
         start=_start(start),
         end="now" if end == "now" else "never",
+        since=parse_moment(since, "--since") if since is not None else None,
         vbuckets=None if vbuckets is None else frozenset(vbuckets),
         collections=collections,
         scope=scope,

@@ -1,4 +1,4 @@
-"""Which changes ``upriver tail`` prints: by key, by time, and by members of JSON documents."""
+"""Which changes ``upriver tail`` prints: by key, and by members of JSON documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Final
 
 from ..._extras import extra
@@ -18,8 +17,6 @@ _log = logging.getLogger(__name__)
 
 ChangeFilter = Callable[[Change], bool]
 
-#: A CAS is nanoseconds since 1970, but for its low 16 bits.
-_NANOSECONDS: Final = 10**9
 _MAX_EXPRESSION: Final = 10_000
 
 
@@ -28,16 +25,12 @@ def change_filter(
     prefix: str | None = None,
     regex: str | None = None,
     where: str | None = None,
-    since: datetime | None = None,
 ) -> ChangeFilter | None:
     """A function that returns whether a change is printed; None if all are."""
     tests: list[ChangeFilter] = []
     if prefix is not None:
         start = prefix.encode()
         tests.append(lambda change: change.key.startswith(start))
-    if since is not None:
-        cas = int(since.timestamp() * _NANOSECONDS)
-        tests.append(lambda change: change.cas >= cas)
     if regex is not None:
         tests.append(_matches(regex))
     if where is not None:

@@ -39,7 +39,14 @@ from ...session.stream_position import Position, PositionTracker
 from ..changes import Change, changes_of
 from ..consumer_settings import ConsumerSettings, RollbackPolicy
 from ..transport.async_connection import AsyncConnection
-from .row_filters import inflated, of_vbuckets, up_to, without_bodies, without_internal
+from .row_filters import (
+    inflated,
+    of_vbuckets,
+    up_to,
+    without_bodies,
+    without_internal,
+    written_since,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +213,22 @@ class Inbox:
         """Whether it happened after the end that is asked for."""
         return bool(self._ends) and happened.event.seqno > self._ends[happened.vbucket]
 
-    def _hand_out_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
-        """Filters and decompresses the rows, as the settings say, and makes them the current."""
+    def _chosen(self, rows: Rows) -> Rows:
+        """The rows that the settings and the group let through."""
         if not self._settings.internal_documents:
             rows = without_internal(rows, self._internal_collections())
-            delivery = replace(delivery, event=rows)
+        if self._settings.since is not None:
+            rows = written_since(rows, self._settings.since)
         if self._share is not None:
             rows = of_vbuckets(rows, self._trackers, self._share.hidden)
-            delivery = replace(delivery, event=rows)
         if self._ends:
             rows = up_to(rows, self._ends, lambda vbucket: self._trackers[vbucket].seqno)
-            delivery = replace(delivery, event=rows)
+        return rows
+
+    def _hand_out_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
+        """Filters and decompresses the rows, as the settings say, and makes them the current."""
+        rows = self._chosen(rows)
+        delivery = replace(delivery, event=rows)
         count = rows.batch.num_rows
         with self._lock:
             self._current, self._steps = delivery, list(reversed(rows.steps))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..changes import Change, changes_of
 
 #: Key prefix of the documents in which transactions keep their state.
 _TRANSACTIONS: Final = "_txn:"
+_NANOSECONDS: Final = 10**9
 
 
 def without_bodies(rows: Rows, *, xattrs: bool) -> Rows:
@@ -72,6 +74,14 @@ def of_vbuckets(rows: Rows, vbuckets: Collection[int], hidden: Collection[int]) 
         rows = rows.filter(kept)
     steps = tuple(step for step in rows.steps if step.vbucket in vbuckets)
     return replace(rows, steps=steps)
+
+
+def written_since(rows: Rows, moment: datetime) -> Rows:
+    """Keeps only changes since a moment: a CAS is nanoseconds since 1970, but for its low bits."""
+    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    least = min(max(0, int(zoned.timestamp() * _NANOSECONDS)), 2**64 - 1)
+    kept = numbers(rows.batch.column("cas")) >= np.uint64(least)
+    return rows if kept.all() else rows.filter(kept)
 
 
 def up_to(rows: Rows, ends: Mapping[int, int], at: Callable[[int], int]) -> Rows:
