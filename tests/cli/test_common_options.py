@@ -143,4 +143,4 @@ def test_an_interrupted_pipeline_says_what_it_did(tmp_path: Path) -> None:
                 assert mirror.process.poll() is None, mirror.err.read()
             status, out, _ = mirror.stop()
     assert status == 130
-    assert re.fullmatch(r"stopped: 1 changes in 1 batches and .+\n", out), out
+    assert re.fullmatch(r"stopped: 1 change in 1 batch and .+\n", out), out

@@ -120,7 +120,7 @@ def test_a_pipeline_runs_until_it_is_stopped(
         waits_until(process, (table / "_upriver" / "progress.jsonl").exists)
         found, out, err = process.stop(number, group=group)
     assert (found, err) == (status, "")
-    assert out.startswith("stopped: 30 changes in 1 batches")
+    assert out.startswith("stopped: 30 changes in 1 batch and ")
     assert len(out.splitlines()) == 1
     assert DeltaTable(table).count() == 30
 

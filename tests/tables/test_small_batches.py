@@ -126,6 +126,20 @@ def test_what_a_failover_undid_is_restored_by_executors(
     assert len(documents_of(table)) == 115
 
 
+def test_a_run_that_ends_does_not_wait_for_its_next_trigger(
+    producer: TemporaryProducer, tmp_path: Path, executors: CountingExecutors
+) -> None:
+    fill(producer, range(20))
+    pipeline = mirror(
+        start_spark_not,
+        source=producer.source,
+        table=tmp_path / "documents",
+        once=True,
+        trigger="1h",
+    )
+    assert pipeline.wait(PATIENCE)
+
+
 @pytest.mark.parametrize("kind", [mirror, history, changelog])
 def test_a_failover_that_lost_nothing_has_nothing_read_again(
     producer: TemporaryProducer, tmp_path: Path, executors: CountingExecutors, kind: Any

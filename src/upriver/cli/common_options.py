@@ -25,6 +25,11 @@ def _choices() -> dict[str, Any]:
     return chosen if isinstance(chosen, dict) else {}
 
 
+def counted(count: int, one: str, more: str) -> str:
+    """A count with its word."""
+    return f"{count} {one if count == 1 else more}"
+
+
 def is_quiet() -> bool:
     """Whether only results and errors are to be printed."""
     return bool(_choices().get("quiet"))

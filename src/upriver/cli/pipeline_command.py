@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .common_options import is_quiet
+from .common_options import counted, is_quiet
 from .setting_options import (
     config_option,
     json_option,
@@ -167,6 +167,7 @@ def _summarise(status: PipelineStatus, seconds: float, *, as_json: bool) -> None
         return
     letters = f"; dead letters: {status.dead_letters}" if status.dead_letters else ""
     click.echo(
-        f"{status.state}: {status.rows} changes in {status.batches} batches and {seconds:.1f} s; "
+        f"{status.state}: {counted(status.rows, 'change', 'changes')} in "
+        f"{counted(status.batches, 'batch', 'batches')} and {seconds:.1f} s; "
         f"rollbacks: {status.rollbacks}{letters}"
     )

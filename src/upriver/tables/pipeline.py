@@ -224,7 +224,7 @@ class BatchLoop:
                 return
             if not moved:
                 self._book.enter("idle")
-            else:
+            elif not self._settings.once:
                 stopped.wait(max(0.0, self._settings.trigger - (time.monotonic() - began)))
 
     def _wait_for_bucket(self, problem: BucketNotFound, stopped: threading.Event) -> None:

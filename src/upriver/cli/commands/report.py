@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...errors import ConfigError
+from ..common_options import counted
 
 
 @click.command()
@@ -46,5 +47,4 @@ def report(table: str, output: Path) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as problem:
         raise ConfigError(f"{output} cannot be written: {problem}") from None
-    word = "batch" if len(records) == 1 else "batches"
-    click.echo(f"{output}: {len(records)} {word}")
+    click.echo(f"{output}: {counted(len(records), 'batch', 'batches')}")
