@@ -226,8 +226,9 @@ FAULTS = (
     Fault(
         "a lost connection keeps the position from before",
         "upriver.consumer.streaming.event_dispatch",
-        "reader.position = session.position(vbucket)\n            reader.leave(now, error)",
-        "reader.leave(now, error)",
+        "            reader.position = session.position(reader.vbucket)\n"
+        "            if reader.leave(",
+        "            if reader.leave(",
     ),
     Fault(
         "a lost connection is not opened again",

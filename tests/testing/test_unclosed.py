@@ -106,6 +106,9 @@ def test_a_pipeline_that_was_not_stopped() -> None:
         def run(self, stopped: threading.Event) -> None:
             stopped.wait()
 
+        def interrupt(self) -> None:
+            pass
+
     class Book:
         def close(self, state: str) -> None:
             self.state = state
