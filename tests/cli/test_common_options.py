@@ -8,12 +8,13 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import click
 import pytest
-from running import finished, running
+from running import Running, finished, running
 
 import upriver.logs
 from upriver.cli.common_options import COMMON_OPTIONS
@@ -122,6 +123,31 @@ def test_a_command_that_waits_can_be_interrupted(name: str) -> None:
                 status, out, err = waiting.stop()
         assert (status, out) == (130, ""), err
         assert re.fullmatch(r"interrupted: .+\n", err), err
+
+
+def test_a_signal_that_interrupts_no_call_ends_a_wait() -> None:
+    """As one that comes just before the call: here another thread of the process gets it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"couchbase://127.0.0.1:{silent.getsockname()[1]}/default"
+        program = f"""
+import signal, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+sys.argv = ["upriver", "nodes", {where!r}, "--timeout", "1h", "-q"]
+from upriver.cli.main import main
+main()
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            connection, _ = silent.accept()
+            with connection:
+                status, out, err = Running(process).stop()
+    assert (status, out) == (130, "")
+    assert re.fullmatch(r"interrupted: .+\n", err), err
 
 
 def test_a_page_that_is_interrupted_says_so() -> None:

@@ -19,6 +19,7 @@ with extra("cli"):
         interrupted_line,
         with_common_options,
     )
+    from .pending_signals import handle_pending_signals
     from .suggestions import SuggestingGroup
 
 #: All commands by purpose, with a line of help that fits 80 columns. A command has a module of its
@@ -127,6 +128,7 @@ cli.params += COMMON_OPTIONS
 def main() -> None:
     """Runs the command line; an Upriver error is printed as one line, with --debug as traceback."""
     try:
+        handle_pending_signals()
         cli()
     except KeyboardInterrupt:  # before the command was loaded
         click.echo("interrupted: nothing was begun", err=True)
