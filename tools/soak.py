@@ -1,12 +1,13 @@
 """Runs one server under mixed traffic for minutes and shows whether anything keeps growing.
 
-    python tools/soak.py [--minutes 15] [--rate 2000] [--seed 1]
+    python tools/soak.py [--minutes 15] [--rate 2000] [--cache 16] [--seed 1]
 
 Traffic: overwrites and deletions at a steady rate over a fixed set of keys, one consumer that
 stays, consumers that come and go, and clients that leave in the middle of a packet. Every few
 seconds the server's resident memory, descriptors, threads and disk use are sampled. The run fails
 if the median of a figure in the last third of the run lies above that of the middle third by more
-than the figure's tolerance.
+than the figure's tolerance. The store's memory for reads and writes is small, so that it is full
+within the first third: what still grows then is not what the server may keep.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--rate", type=int, default=2000, help="writes a second")
+    parser.add_argument("--cache", type=int, default=16, help="MiB for reads, and for writes")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     keeper.keep()
@@ -190,6 +192,7 @@ def main() -> None:
         data = Path(directory) / "data"
         command = [sys.executable, "-m", "upriver", "serve", "--data", str(data), "--port", "0"]
         command += ["--vbuckets", str(VBUCKETS)]
+        command += ["--read-memory", str(chosen.cache), "--write-memory", str(chosen.cache)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
