@@ -356,7 +356,7 @@ def test_the_list_of_commands_has_a_line_for_each_and_loads_none(pure: Installed
     ours = {name for name in loaded.split() if name.startswith("upriver")}
     cli_alone = {
         *("upriver.cli", "upriver.cli.common_options", "upriver.cli.main"),
-        *("upriver.cli.suggestions", "upriver.logs"),
+        *("upriver.cli.pending_signals", "upriver.cli.suggestions", "upriver.logs"),
     }
     assert ours == {"upriver", "upriver._extras", "upriver._lazy", "upriver.errors"} | cli_alone
 
