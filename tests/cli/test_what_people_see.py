@@ -92,6 +92,23 @@ def test_a_port_that_is_silent_is_named_while_it_is_waited_for() -> None:
         assert where in line
 
 
+def test_an_object_store_that_is_silent_is_named_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = {"ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        variables |= {"ALLOW_HTTP": "true", "REGION": "x"}
+        variables |= {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
+        for name, value in variables.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        with running("mirror", "couchbase://127.0.0.1:1/b", "s3://tables/documents") as process:
+            lines = process.err.readline(), process.err.readline()
+            process.process.kill()
+    shown, logged = sorted(lines, key=len)
+    assert re.fullmatch(r"waiting for s3://tables/documents\S*, which does not answer\n", shown)
+    assert re.search(r"s3://tables/documents\S*, which has not answered for 5 s\n", logged)
+
+
 def test_nothing_is_said_of_what_answers(capsys: pytest.CaptureFixture[str]) -> None:
     with wait_messages.waiting_for("it") as answered:
         answered()

@@ -234,6 +234,39 @@ def test_a_plain_session_in_an_environment_that_is_not_activated(tmp_path: Path)
     assert "replaced" not in answer.stderr
 
 
+STOPPED = """
+import sys
+from upriver.errors import ConfigError
+from upriver.spark import mirror, session
+from upriver.store import SetDocument, document_key
+from upriver.testing import TemporaryProducer
+
+with TemporaryProducer(vbuckets=1) as producer:
+    spark = session(master="local[1]")
+    running = mirror(spark, source=producer.source, table=sys.argv[1], trigger=5)
+    spark.stop()
+    keys = (document_key(b"%d" % number) for number in range(20_000))
+    producer.bucket.write_many([SetDocument(0, key, b"{}") for key in keys])
+    for use in (running.wait, lambda: mirror(spark, source=producer.source, table=sys.argv[2])):
+        try:
+            use()
+        except ConfigError as problem:
+            print(problem)
+"""
+
+
+def test_a_session_that_was_stopped_is_named(tmp_path: Path) -> None:
+    tables = [str(tmp_path / name) for name in ("before", "after")]
+    answer = subprocess.run(
+        [sys.executable, "-c", STOPPED, *tables], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines() == [
+        "the Spark session was stopped while a pipeline used it: stop the pipeline first",
+        "the Spark session is stopped: give one that runs",
+    ]
+
+
 # ---- what Spark finds by itself --------------------------------------------------------------
 
 

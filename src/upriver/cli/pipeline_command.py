@@ -83,9 +83,16 @@ def _run(
     """Starts a pipeline with what the flags say, and shows how it goes."""
     given = settings_given(options)
     with _told_in_the_log(), spark_when_needed(f"upriver {start.__name__}", options) as spark:
-        with waiting_for(f"the table at {table}, the bucket, or Spark"):
+        with waiting_for(lambda: _slow_store() or f"the table at {table}, the bucket, or Spark"):
             pipeline = start(spark, source=source, table=table, **given)
         _watch(pipeline, as_json=as_json)
+
+
+def _slow_store() -> str:
+    from ..files.slow_requests import slow_request
+
+    slow = slow_request()
+    return "" if slow is None else f"{slow[1]}, which does not answer"
 
 
 @contextmanager

@@ -16,12 +16,16 @@ _PATIENCE: Final = 3.0
 
 
 @contextmanager
-def waiting_for(what: str) -> Iterator[Callable[[], None]]:
+def waiting_for(what: str | Callable[[], str]) -> Iterator[Callable[[], None]]:
     """Prints a message to stderr if the block takes long; yields the function that cancels it.
 
-    Nothing is printed with --quiet.
+    ``what`` it waits for may be known only then. Nothing is printed with --quiet.
     """
-    timer = threading.Timer(_PATIENCE, lambda: click.echo(f"waiting for {what}", err=True))
+
+    def tell() -> None:
+        click.echo(f"waiting for {what() if callable(what) else what}", err=True)
+
+    timer = threading.Timer(_PATIENCE, tell)
     timer.daemon = True
     if not is_quiet():
         timer.start()

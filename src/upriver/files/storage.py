@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from .._extras import extra
 from ..errors import ConfigError, UpriverError
+from .slow_requests import watched_request
 
 with extra("spark"):
     import obstore
@@ -196,9 +197,13 @@ class Storage:
         if self.is_local and not self.path.is_dir():
             return
         with self._translated(prefix):
-            for chunk in obstore.list(self._store, prefix or None):
-                for one in chunk:
-                    yield StoredFile(one["path"], one["size"], one["last_modified"])
+            chunks = iter(obstore.list(self._store, prefix or None))
+        chunk: Any = ()
+        while chunk is not None:
+            for one in chunk:
+                yield StoredFile(one["path"], one["size"], one["last_modified"])
+            with self._translated(prefix):
+                chunk = next(chunks, None)
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of directories right below a prefix."""
@@ -229,7 +234,8 @@ class Storage:
     def _translated(self, path: str, *, writing: bool = False) -> Iterator[None]:
         """The store's errors as ours, with the address and without credentials."""
         try:
-            yield
+            with nullcontext() if self.is_local else watched_request(self.url):
+                yield
         except BaseError as problem:
             raise self._refused(path, problem) from None
         except FileNotFoundError as problem:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from ..errors import ConfigError
 from ..tables.executors import Executors, attempt, results
-from .runtime.internals import is_remote
+from .runtime.internals import is_remote, is_stopped
 from .session import use_this_interpreter
 
 if TYPE_CHECKING:
@@ -28,17 +30,21 @@ class SparkExecutors:
     """The executors of a session."""
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._context = spark.sparkContext
 
     @property
     def parallelism(self) -> int:
-        return self._context.defaultParallelism
+        with _named_if_stopped(self._spark):
+            return self._context.defaultParallelism
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
         if not tasks:
             return []
         # one task, one partition; credentials travel in the data and never in a plan
-        return results(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
+        with _named_if_stopped(self._spark):
+            attempts = self._context.parallelize(tasks, len(tasks)).map(attempt).collect()
+        return results(attempts)
 
 
 class ConnectExecutors:
@@ -64,7 +70,8 @@ class ConnectExecutors:
                     yield pa.RecordBatch.from_pydict({"number": [number], "result": [result]})
 
         numbers = self._spark.range(0, len(tasks), 1, len(tasks))
-        rows = numbers.mapInArrow(work, "number long, result binary").collect()
+        with _named_if_stopped(self._spark):
+            rows = numbers.mapInArrow(work, "number long, result binary").collect()
         found = {row.number: pickle.loads(row.result) for row in rows}
         return results(found[number] for number in range(len(tasks)))
 
@@ -77,5 +84,19 @@ def executors_of(spark: SparkSession | StartSpark) -> Executors | Callable[[], E
 
 
 def _of_session(spark: SparkSession) -> Executors:
+    if is_stopped(spark):
+        raise ConfigError("the Spark session is stopped: give one that runs")
     use_this_interpreter(spark)
     return ConnectExecutors(spark) if is_remote(spark) else SparkExecutors(spark)
+
+
+@contextmanager
+def _named_if_stopped(spark: SparkSession) -> Iterator[None]:
+    """Says that the session was stopped, which Spark tells by an error of Java's or of Python's."""
+    try:
+        yield
+    except Exception as problem:
+        if is_stopped(spark):
+            rule = "the Spark session was stopped while a pipeline used it: stop the pipeline first"
+            raise ConfigError(rule) from problem
+        raise

@@ -14,6 +14,7 @@ from ..batches.consumer_cache import close_cached
 from ..batches.offset_ranges import SMALL_BATCH
 from ..batches.stream_driver import Driver
 from ..errors import ConfigError
+from ..files.slow_requests import slow_request
 from ..settings.setting import text_of
 from .chosen_collections import ChosenCollections
 from .executors import Executors, ThisProcess
@@ -104,7 +105,7 @@ def start_pipeline(
         lag = meter.measure() if settings.once else None
         total = lag.changes if lag is not None else None
         book = ProgressBook(place.progress_log(_entropy.uuid4().hex[:8]), total)
-        book.waits = lambda: planning.waits or meter.waits
+        book.waits = lambda: planning.waits or meter.waits or _slow_store()
         lease.tells = lambda: heartbeat_of(book.status())
         pipeline = Pipeline(place.storage.url, book, meter)
         if callable(executors):
@@ -143,6 +144,12 @@ def held_properties(place: TablePlace) -> dict[str, str] | None:
         return None
     require_readable(storage.url, found.snapshot.configuration)
     return found.snapshot.configuration
+
+
+def _slow_store() -> tuple[float, str] | None:
+    """Since when, and which store, this process waits for."""
+    slow = slow_request()
+    return (slow[0], f"{slow[1]} does not answer") if slow is not None else None
 
 
 def _tables(

@@ -12,6 +12,7 @@
     where a job's archives are `find_archives`: not where Spark looks for them to plan a stream
     how rows get their state   `transform_with_state`: Spark's own asks for pandas, which rows
                                do not need
+    an attribute of a context  `is_stopped`: sessions do not tell, but of Spark Connect
     how Java is started        `java_ignores_sigterm`: by a function that has no such option
     a function of the daemon   `worker_daemon`, a module of its own, from which workers are forked
 
@@ -118,6 +119,14 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 def is_remote(spark: SparkSession) -> bool:
     """Whether a session is one of Spark Connect: its driver is another process."""
     return type(spark).__module__.startswith(CONNECT)
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether nothing can be run with a session any more."""
+    if is_remote(spark):
+        return bool(getattr(spark, "is_stopped", False))
+    java = spark.sparkContext._jsc
+    return java is None or bool(java.sc().isStopped())
 
 
 def set_worker_python(context: SparkContext, python: str) -> None:
