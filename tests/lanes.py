@@ -17,7 +17,9 @@ lane unit last, so that no process is left with much when the others have ended.
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -260,19 +262,29 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 # ---- a lane is what it says ------------------------------------------------------------------
 
-_PROCESSES = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec"}
 _running: pytest.Item | None = None
 
 
-def _forbid_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in _PROCESSES and _running is not None:
-        raise AssertionError(
-            f"{_running.nodeid} is in a lane of one process but starts {arguments[0]!r}: "
-            "name its file in tests/lanes.py"
-        )
+def _forbidden_in_one_process(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if _running is not None:
+            raise AssertionError(
+                f"{_running.nodeid} is in a lane of one process but starts another by "
+                f"{function.__qualname__}: name its file in tests/lanes.py"
+            )
+        return function(*arguments, **named)
+
+    return checked
 
 
-sys.addaudithook(_forbid_processes)
+# No audit hook: with one, each start of a thread under coverage may let other threads run while
+# Python 3.11 installs the trace function, and then the next start of a thread fails.
+for _owner, _name in (
+    *((subprocess.Popen, "__init__"), (os, "fork"), (os, "posix_spawn")),
+    *((os, "execv"), (os, "execve")),
+):
+    setattr(_owner, _name, _forbidden_in_one_process(getattr(_owner, _name)))
 
 
 @pytest.hookimpl(wrapper=True)
