@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import socket
 import statistics
 import subprocess
@@ -48,6 +49,9 @@ class Sample:
     resident_mib: float
     descriptors: float
     threads: float
+    #: Versions of documents that a rollback may need, of which the server keeps up to 1 GiB.
+    history_mib: float
+    #: All files, without that.
     disk_mib: float
 
 
@@ -61,7 +65,8 @@ TOLERANCES = {
 }
 
 
-def take_sample(pid: int, data: Path, started: float) -> Sample:
+def take_sample(pid: int, port: int, data: Path, started: float) -> Sample:
+    history = _history_bytes(port)
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     return Sample(
@@ -69,8 +74,18 @@ def take_sample(pid: int, data: Path, started: float) -> Sample:
         resident_mib=int(status["VmRSS"].split()[0]) / 1024,
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=int(status["Threads"]),
-        disk_mib=_disk_bytes(data) / 2**20,
+        history_mib=history / 2**20,
+        disk_mib=(_disk_bytes(data) - history) / 2**20,
     )
+
+
+def _history_bytes(port: int) -> int:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as server:
+        server.sendall(Dcp().encode(kv.Stat()) + Dcp().encode(kv.Noop()))
+        answers = _read_to_noop(server)
+    found = re.search(rb"ep_history_bytes(\d+)", answers)
+    assert found is not None
+    return int(found[1])
 
 
 def _disk_bytes(data: Path) -> int:
@@ -119,7 +134,7 @@ class Traffic:
                 count = int(self._rate * tick)
                 packets = [encode(self._edit()) for _ in range(count)]
                 server.sendall(b"".join(packets) + encode(kv.Noop()))
-                _read_noop(server)
+                _read_to_noop(server)
                 self.written += count
 
     def _edit(self) -> kv.Set | kv.Delete:
@@ -149,18 +164,18 @@ class Traffic:
                 server.sendall(packet[: self._random.randrange(1, len(packet))])
 
 
-def _read_noop(server: socket.socket) -> None:
-    """Reads answers until that of the noop: quiet deletions of missing keys are answered."""
-    received = b""
+def _read_to_noop(server: socket.socket) -> bytes:
+    """All answers to that of the noop: quiet deletions of missing keys are answered too."""
+    received, at = b"", 0
     while True:
         received += server.recv(1 << 16)
-        while len(received) >= 24:
-            length = 24 + int.from_bytes(received[8:12])
-            if len(received) < length:
+        while len(received) >= at + 24:
+            end = at + 24 + int.from_bytes(received[at + 8 : at + 12])
+            if len(received) < end:
                 break
-            opcode, received = received[1], received[length:]
+            opcode, at = received[at + 1], end
             if opcode == NOOP_OPCODE:
-                return
+                return received
 
 
 NOOP_OPCODE = Dcp().encode(kv.Noop())[1]
@@ -198,7 +213,7 @@ def main() -> None:
             assert server.stdout is not None
             port = int(server.stdout.readline().split("/")[2].rpartition(":")[2])
             traffic = Traffic(port, chosen.rate, chosen.seed)
-            samples = _watch(server, data, traffic, chosen.minutes * 60)
+            samples = _watch(server, port, data, traffic, chosen.minutes * 60)
         finally:
             server.terminate()
             server.wait()
@@ -213,7 +228,7 @@ def main() -> None:
 
 
 def _watch(
-    server: subprocess.Popen[str], data: Path, traffic: Traffic, seconds: float
+    server: subprocess.Popen[str], port: int, data: Path, traffic: Traffic, seconds: float
 ) -> list[Sample]:
     print("".join(f"{field.name:>14}" for field in fields(Sample)))
     started = time.monotonic()
@@ -222,7 +237,7 @@ def _watch(
     try:
         while time.monotonic() - started < seconds and not traffic.faults:
             time.sleep(SAMPLE_SECONDS)
-            samples.append(take_sample(server.pid, data, started))
+            samples.append(take_sample(server.pid, port, data, started))
             print("".join(f"{value:14.0f}" for value in astuple(samples[-1])), flush=True)
     finally:
         traffic.stop()
