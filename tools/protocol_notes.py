@@ -53,7 +53,13 @@ NOTES: Final[dict[C, Note]] = {
         _CONSUMER,
         "The producer answers, and sends a Stream End if the consumer has asked for that by "
         "Control.",
-        ("A vbucket without a stream is answered with NOT_FOUND.",),
+        (
+            "A vbucket without a stream is answered with NOT_FOUND.",
+            (
+                "An error status in the answer to any message of a stream ends that stream too, "
+                "and nothing but that stream: the way of the drafts that lack this command."
+            ),
+        ),
     ),
     C.STREAM_REQUEST: Note(
         "Asks for the changes of one vbucket after a start seqno. It carries the position of the "

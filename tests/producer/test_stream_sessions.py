@@ -257,50 +257,6 @@ def test_a_closed_stream_says_so_if_that_was_asked_for(producer: TemporaryProduc
         assert talk.read() == m.StreamEnd(vbucket=1, opaque=45, reason=StreamEndReason.CLOSED)
 
 
-@pytest.mark.parametrize("dialect", [Draft000(), *WITH_OPEN], ids=by_name)
-@pytest.mark.parametrize(
-    "status", [Status.NOT_FOUND, Status.STREAM_NOT_FOUND, Status.NOT_MY_VBUCKET]
-)
-def test_a_nack_closes_the_one_stream(
-    producer: TemporaryProducer, dialect: Dialect, status: Status
-) -> None:
-    """The application has forgotten vbucket 1; vbucket 2 goes on."""
-    with opened(producer, dialect) as talk:
-        talk.send(request(), replace(request(), vbucket=2, opaque=46))
-        talk.read_until(m.Deletion)
-        nack = m.PlainResponse(command=Command.MUTATION, status=status, opaque=45)
-        talk.send(nack, m.FailoverLogRequest(vbucket=1, opaque=3))
-        talk.read_until(m.FailoverLogResponse)  # the nack was worked on before
-        producer.bucket.write(SetDocument(1, b"\0unseen", b"v"))
-        producer.bucket.write(SetDocument(2, b"\0seen", b"v"))
-        assert talk.read_until(m.Mutation)[-1].opaque == 46
-
-
-def test_any_other_refusal_of_a_message_ends_the_connection(producer: TemporaryProducer) -> None:
-    with opened(producer, Dcp()) as talk:
-        talk.send(request())
-        talk.read_until(m.Deletion)
-        talk.send(m.PlainResponse(command=Command.MUTATION, status=Status.NO_MEMORY, opaque=45))
-        assert talk.is_closed()
-
-
-@pytest.mark.parametrize("status", [Status.NOT_FOUND, Status.EXISTS])
-def test_with_the_status_codes_of_7_0_the_older_ones_end_the_connection(
-    producer: TemporaryProducer, status: Status
-) -> None:
-    """A consumer with v7_dcp_status_codes has own codes for an unknown stream."""
-    nack = m.PlainResponse(command=Command.MUTATION, status=status, opaque=45)
-    with opened(producer, Dcp()) as talk:
-        talk.control("v7_dcp_status_codes", "true")
-        talk.send(request())
-        talk.read_until(m.Deletion)
-        talk.send(replace(nack, status=Status.STREAM_NOT_FOUND))
-        talk.send(m.FailoverLogRequest(vbucket=1, opaque=3))
-        talk.read_until(m.FailoverLogResponse)
-        talk.send(nack)
-        assert talk.is_closed()
-
-
 def test_dropping_the_socket_frees_everything(producer: TemporaryProducer) -> None:
     server = producer.producer.server
     for _ in range(20):

@@ -65,9 +65,6 @@ class ProducerOptions:
     consumer_name: str = ""
     out_of_order: OutOfOrder = OutOfOrder.NO
     backfill_order: BackfillOrder = BackfillOrder.ROUND_ROBIN
-    #: Whether the consumer refuses messages of an unknown stream with STREAM_NOT_FOUND and
-    #: OPAQUE_NO_MATCH, so that NOT_FOUND and EXISTS in its responses mean another error.
-    v7_status_codes: bool = False
     marker_2_2: bool = False
     #: Send system events as FlatBuffers.
     flatbuffers: bool = False
@@ -214,6 +211,10 @@ def _accepted(options: ProducerOptions, value: str) -> Status:
     return Status.SUCCESS
 
 
+def _accepted_if_true(options: ProducerOptions, value: str) -> Status:
+    return Status.SUCCESS if value == "true" else Status.INVALID
+
+
 def _unsupported(options: ProducerOptions, value: str) -> Status:
     return Status.NOT_SUPPORTED
 
@@ -240,7 +241,8 @@ _CONTROLS: Final[dict[str, _Control]] = {
     "enable_out_of_order_snapshots": _out_of_order,
     "include_deleted_user_xattrs": _deleted_user_xattrs,
     "backfill_order": _backfill_order,
-    "v7_dcp_status_codes": _switch("v7_status_codes"),
+    # The consumer tells an unknown stream by a status of its own; here every error status ends one.
+    "v7_dcp_status_codes": _accepted_if_true,
     "flatbuffers_system_events": _switch("flatbuffers"),
     # The store keeps older versions for rollbacks only, and does not stream them.
     "change_streams": _unsupported_if_true,

@@ -355,6 +355,9 @@ class Connection(asyncio.Protocol):
                 self.close("it sent a response to no request")
             self._deadlines.set_timer()
             return True
+        if isinstance(message, m.RequestError | m.ResponseError):  # draft 002 refuses with these
+            self.streams.nacked(message.opaque, message.text or type(message).__name__)
+            return True
         assert isinstance(message, m.Request)
         bucket = self.bucket()
         if bucket is not None and self._front.may_write(message):

@@ -40,12 +40,6 @@ from .vbucket_facts import vbucket_facts
 
 logger = logging.getLogger("upriver.producer")
 
-#: Error statuses in a consumer's response that end only one stream. Any other ends the connection.
-_STREAM_NACKS: Final = frozenset(
-    {Status.NOT_MY_VBUCKET, Status.STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH}
-)
-#: The statuses by which consumers before Couchbase 7.0 say the last two of these.
-_OLD_STREAM_NACKS: Final = frozenset({Status.NOT_FOUND, Status.EXISTS})
 #: A control of Upriver: the consumer reports with Seqno Acknowledged what is on its disk. Couchbase
 #: Server does not know this control and refuses it.
 ACKNOWLEDGE_SEQNOS: Final = "acknowledge_seqnos"
@@ -174,27 +168,35 @@ class DcpProducer:
                 return []
 
     def answered(self, response: m.Response) -> bool:
-        """Handles a response of the consumer. Returns false if the connection must be closed."""
+        """Handles a response of the consumer. Returns false if the connection must be closed.
+
+        An error status is a NACK: it ends the stream whose message it answers, and only that
+        stream, whatever the status is. A response that belongs to no stream may be of one that was
+        closed meanwhile, and changes nothing.
+        """
         options = self._client.options
         if options is None:
             return False
         if response.command is Command.STREAM_NOOP:
             return options.keepalive.answered(response.opaque)
-        stream = next((s for s in self.streams.values() if s.opaque == response.opaque), None)
-        if response.status is Status.SUCCESS:
-            if stream is not None and response.command in _ACKNOWLEDGED:
+        if response.status is not Status.SUCCESS:
+            self.nacked(response.opaque, response.status.name)
+        elif response.command in _ACKNOWLEDGED:
+            stream = self._stream_of(response.opaque)
+            if stream is not None:
                 stream.acknowledged(Command(response.command))
                 self._make_ready(stream)
-            return True
-        old = not options.v7_status_codes and response.status in _OLD_STREAM_NACKS
-        if not old and response.status not in _STREAM_NACKS:
-            return False
-        if stream is not None:
-            logger.info(
-                "%s refused vbucket %d: %s", self.name, stream.vbucket, response.status.name
-            )
-            self._drop(stream)
         return True
+
+    def nacked(self, opaque: int, why: str) -> None:
+        """Ends the stream with this opaque, if there is one, because the consumer refused it."""
+        stream = self._stream_of(opaque)
+        if stream is not None:
+            logger.info("%s refused vbucket %d: %s", self.name, stream.vbucket, why)
+            self._drop(stream)
+
+    def _stream_of(self, opaque: int) -> ActiveStream | None:
+        return next((s for s in self.streams.values() if s.opaque == opaque), None)
 
     @property
     def _options(self) -> ProducerOptions:
