@@ -14,6 +14,7 @@ from waiting import until
 from upriver.errors import Status
 from upriver.model import NO_END, Datatype, FailoverEntry, StreamEndReason, VBucketState
 from upriver.producer.server_settings import PeerRelease, ServerSettings
+from upriver.session.stray_messages import MOST_STRAYS
 from upriver.store import Bucket, SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
@@ -136,6 +137,22 @@ def test_changes_are_written_as_they_were_made(node: TemporaryProducer) -> None:
     dialect = Dcp(collections=True)
     stored = b"".join(dialect.encode(replace(x, opaque=0)) for x in sent)
     assert b"".join(frames(node.bucket)) == stored
+
+
+def test_a_message_of_no_stream_is_refused_and_the_others_go_on(node: TemporaryProducer) -> None:
+    with Script(node) as script:
+        request = script.add()
+        script.accept(request)
+        stray = replace(mutation(request, 1), opaque=4711)
+        script.send(marker(request, 0, 9), mutation(request, 1), stray, replace(stray, vbucket=2))
+        for _ in range(2):
+            refusal = script.read()
+            assert (refusal.command, refusal.opaque) == (Command.MUTATION, 4711)
+            assert refusal.status is Status.NOT_MY_VBUCKET
+        script.send(mutation(request, 2))
+        until(lambda: high(node.bucket) == 2)
+        script.send(*[stray] * MOST_STRAYS)
+        assert script.is_closed()
 
 
 def test_a_marker_is_acknowledged_after_its_last_item_is_written(node: TemporaryProducer) -> None:

@@ -48,6 +48,7 @@ from upriver.model import StreamEndReason
 from upriver.producer.bootstrap.users import Role
 from upriver.producer.server_settings import ServerSettings
 from upriver.session.requested_stream import MOST_EMPTY_SNAPSHOTS
+from upriver.session.stray_messages import MOST_STRAYS
 from upriver.session.stream_position import Position
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
@@ -226,7 +227,7 @@ def test_one_that_never_says_a_word_is_given_up() -> None:
         ([row(2)], "snapshot", []),
         ([mark(5, 9), row(2)], "snapshot", []),
         ([mark(9, 5)], "marker range", []),
-        ([mark(0, 9), row(1), row(2, opaque=4711)], "opaque", [1]),
+        ([mark(0, 9), row(1), *[row(2, opaque=4711)] * (MOST_STRAYS + 1)], "opaque", [1]),
         ([mark(0, 9), row(1), m.Mutation(vbucket=1, seqno=2, key=b"k")], "vbucket", [1]),
         ([m.StreamRollback(seqno=0)], "answer", []),
     ],

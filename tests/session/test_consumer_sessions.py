@@ -559,6 +559,7 @@ def test_rows_of_a_closed_stream_are_dropped_and_given_back() -> None:
     wire.say(*late)
     assert wire.rows() == [(4, 1)]
     assert wire.session.broken is None
+    assert wire.asked() == []  # the producer knows
     counted = len(packets(Dcp(), *late))
     assert sum(e.counted for e in only(wire.events, Rows)) + wire.session.take_freed() == counted
 

@@ -8,13 +8,16 @@ requests the log before the stream, and again while changes flow (CHECKING). If 
 happened in between, the session fails and the connection must be opened again.
 
 Every rule of the protocol is checked before a row is emitted. The first broken rule ends the
-session (`broken`); everything before it is delivered. The session knows neither sockets nor
-clocks, and nothing of other nodes.
+session (`broken`); everything before it is delivered. A message of a stream that the session does
+not have is refused (`stray_messages`). The session knows neither sockets nor clocks, and nothing of
+other nodes.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import numpy.typing as npt
 
 from ..errors import DecodeError, RemoteProtocolError, Status
 from ..model import NO_END, FailoverLog, StreamOffset
@@ -37,6 +40,7 @@ from .inbound_rows import inbound_for
 from .inbound_stream_messages import InboundStreamMessages
 from .requested_stream import RequestedStream, StreamOptions, broken_rule
 from .rollback_point import agree, lowered
+from .stray_messages import StrayMessages
 from .stream_position import Position, PositionTracker
 from .stream_states import ConsumerEvent
 from .stream_states import ConsumerState as State
@@ -68,6 +72,7 @@ class ConsumerSession:
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
         self._messages = InboundStreamMessages(sync_writes=sync_writes, out_of_order=out_of_order)
+        self._strays = StrayMessages(dialect)
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
         #: are acknowledged.
         self._freed = 0
@@ -95,9 +100,14 @@ class ConsumerSession:
             self._request(stream)
 
     def close(self, vbucket: int) -> None:
-        """Closes a stream. Packets of it that are still in transit are dropped."""
+        """Closes a stream. Packets of it that are still in transit are dropped.
+
+        Drafts 002 and 000 have no message for that: there the next packet is refused, at which the
+        producer ends the stream.
+        """
         opaque = self._vbuckets.pop(vbucket)
         del self._streams[opaque]
+        self._strays.closed(opaque)
         if self._dialect.opens_connections:
             self.send(m.CloseStream(vbucket=vbucket, opaque=opaque))
 
@@ -168,7 +178,7 @@ class ConsumerSession:
             for chunk in self.inbound.wrote(size):
                 self.packets_taken += 1
                 self._freed += chunk.others_counted
-                rows = RowCheck(chunk, self._streams, self._was_a_stream, events)
+                rows = RowCheck(chunk, self._streams, self._refuse_rows, events)
                 try:
                     for rows_before, message in chunk.others:
                         rows.check_until(rows_before)
@@ -206,7 +216,7 @@ class ConsumerSession:
             events.append(MapPushed(message.config))
         elif isinstance(message, m.UnknownCommand) and message.from_server:
             pass  # a newer server-to-client command, which does not concern streams
-        elif isinstance(message, m.RequestError):
+        elif isinstance(message, m.RequestError | m.ResponseError):
             self._refused(message, _status_in(message.text), b"", events)
         else:
             stream = self._streams.get(message.opaque)
@@ -216,12 +226,11 @@ class ConsumerSession:
                     rows.flush()
                     self._forget(stream)
                     events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
-            elif not self._was_a_stream(message.opaque):
-                name = type(message).__name__
-                raise broken_rule("opaque", None, f"{name} has the opaque {message.opaque}")
+            else:
+                self._outbox += self._strays.message(message)
 
-    def _was_a_stream(self, opaque: int) -> bool:
-        return 0 < opaque < self._next_opaque
+    def _refuse_rows(self, opaque: int, ops: npt.NDArray[Any]) -> None:
+        self._outbox += self._strays.rows(opaque, ops)
 
     def _vbucket_of(self, opaque: int) -> int:
         stream = self._streams.get(opaque)

@@ -9,8 +9,11 @@ collected into `Rows` events with the position of each vbucket.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ..model import Snapshot
 from ..wire.columns.result import numbers
@@ -23,9 +26,8 @@ class RowCheck:
     """Checks the rows of one chunk, and appends those that keep the rules to ``events``.
 
     The caller alternates `check_until` with the messages between the rows, and calls `finish` at
-    the end, also after a broken rule. ``is_late`` returns whether an opaque without a stream
-    belonged to one before. Rows of such a stream were still in transit when it was closed, and are
-    dropped.
+    the end, also after a broken rule. ``refuse`` is called with the opaque and the operations of
+    rows that belong to no stream: they are dropped.
     """
 
     __slots__ = (
@@ -34,9 +36,9 @@ class RowCheck:
         "_counted_left",
         "_edge",
         "_edges",
-        "_is_late",
         "_kept_from",
         "_opaques",
+        "_refuse",
         "_seqnos",
         "_steps",
         "_streams",
@@ -49,11 +51,11 @@ class RowCheck:
         self,
         chunk: RowChunk,
         streams: Mapping[int, RequestedStream],
-        is_late: Callable[[int], bool],
+        refuse: Callable[[int, npt.NDArray[Any]], None],
         events: list[Event],
     ) -> None:
         self._streams = streams
-        self._is_late = is_late
+        self._refuse = refuse
         #: Events of the whole read: those of earlier chunks come first.
         self.events = events
         #: Streams whose snapshot became complete and whose marker requested an acknowledgement.
@@ -93,8 +95,9 @@ class RowCheck:
             opaque = int(self._opaques[start])
             stream = self._streams.get(opaque)
             if stream is None:
-                if not self._is_late(opaque):
-                    raise broken_rule("opaque", None, f"a row has the opaque {opaque}")
+                ops = self._batch.column("op")
+                assert isinstance(ops, pa.DictionaryArray)
+                self._refuse(opaque, numbers(ops.indices)[start:end])
                 self._drop(start, end)
                 continue
             if self._vbuckets[start] != stream.vbucket:
