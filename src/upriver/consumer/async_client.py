@@ -117,6 +117,17 @@ class AsyncConsumer(ConsumerBase):
                     if inspect.isawaitable(called):
                         await called
 
+    async def close_stream(self, vbucket: int) -> None:
+        """Closes the stream of one vbucket, whose changes are not handed out any more.
+
+        Reading goes on with the other vbuckets, and ends when the streams of all are closed or at
+        their end. `events` yields a `StreamFinished` with the reason ``CLOSED``. The position of
+        the vbucket stays after its last change that was handed out, so another consumer can go on
+        from there. The server is told by Close Stream; drafts 002 and 000 lack it, and there the
+        next message of the stream is refused, at which the server ends it.
+        """
+        await self._close_stream(vbucket)
+
     # ---- position and status -------------------------------------------------------------
 
     async def save(self) -> None:

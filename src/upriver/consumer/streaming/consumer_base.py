@@ -209,6 +209,14 @@ class ConsumerBase(ABC):
                 return event
         return None
 
+    async def _close_stream(self, vbucket: int) -> None:
+        """Ends one stream; must run on the engine's event loop."""
+        if self._group is not None:
+            raise ConfigError("a member of a group reads what the group gives it: leave the group")
+        engine, inbox = self._in_use()
+        engine.close_stream(vbucket)
+        inbox.close(vbucket)
+
     def _give_up_revoked(self, group: Membership) -> Generator[Revocation, None, None]:
         """Gives up what the group takes away; yields what ``on_revoked`` is called with."""
         for revocation in group.pending():
@@ -224,7 +232,7 @@ class ConsumerBase(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether every change up to the requested end was handed out."""
+        """Whether every change up to the requested end was handed out, but for closed streams."""
         return self._finished
 
     def position(self) -> Checkpoint:

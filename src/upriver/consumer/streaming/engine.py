@@ -25,7 +25,8 @@ from ...errors import (
     StreamEnded,
     UpriverError,
 )
-from ...model import NO_END
+from ...model import NO_END, StreamEndReason
+from ...session.consumer_events import StreamFinished
 from ...session.consumer_session import ConsumerSession
 from ...session.requested_stream import StreamOptions
 from ...session.stream_position import Position
@@ -166,16 +167,35 @@ class Engine:
 
     def remove(self, vbuckets: Collection[int]) -> None:
         """Streams vbuckets no longer. What was delivered of them may still wait to be read."""
+        self._end_streams([self._readers.pop(vb) for vb in vbuckets if vb in self._readers])
+
+    def close_stream(self, vbucket: int) -> None:
+        """Ends the stream of one vbucket, and requests it no more. No effect if it has ended."""
+        reader = self._readers.get(vbucket)
+        if reader is None:
+            raise ConfigError(f"vbucket {vbucket} is not read by this consumer; nothing to close")
+        if reader.done:
+            return
+        self._end_streams([reader])
+        reader.done = True
+        closed = StreamFinished(vbucket, StreamEndReason.CLOSED, reader.position)
+        self.deliver(Delivery(closed))
+        self._wake.set()
+
+    def _end_streams(self, readers: Collection[VBucketFetchState]) -> None:
+        """Closes the streams of readers, and discards what the gate still holds of them."""
         touched: dict[AsyncConnection, None] = {}
-        for reader in [self._readers.pop(vb) for vb in vbuckets if vb in self._readers]:
+        for reader in readers:
             if reader.carrier is not None:
-                self._sessions[reader.carrier].close(reader.vbucket)
+                session = self._sessions[reader.carrier]
+                reader.position = session.position(reader.vbucket)
+                session.close(reader.vbucket)
                 touched[reader.carrier] = None
                 reader.carrier = None
         for connection in touched:
             connection.flush()
         if self._gate is not None:
-            self._gate.forget(vbuckets)
+            self._gate.forget([reader.vbucket for reader in readers])
 
     async def start_again(self, settings: ConsumerSettings) -> None:
         """Streams other seqno ranges after all vbuckets have ended, over the open connections.

@@ -8,7 +8,8 @@ the inbox tracks the application's positions itself: a position lies after every
 handed out. For an event that is read row by row, it lies after the rows read so far.
 
 In a group, vbuckets come and go (`Assigned`, `Inbox.drop`), and rows are handed out only while the
-lease of the member is running.
+lease of the member is running. A vbucket that the application closes (`Inbox.close`) keeps its
+position, and nothing more of it is handed out.
 
 The inbox calls the rollback callback before it hands out anything of the new branch. It counts the
 bytes that the application has finished with, per connection, so that the client can return them to
@@ -26,12 +27,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...errors import UpriverError
+from ...model import NO_END
 from ...session.consumer_events import (
     Event,
     RollbackReason,
     RolledBack,
     Rows,
     Step,
+    StreamFinished,
     StreamOpened,
     SystemHappened,
 )
@@ -174,6 +177,8 @@ class Inbox:
         #: are not yet in them, and the number of current rows that are.
         self._lock = threading.Lock()
         self._trackers = {vb: PositionTracker(position) for vb, position in positions.items()}
+        #: Where the application was in the vbuckets that it closed.
+        self._closed: dict[int, Position] = {}
         self._steps: list[Step] = []
         self._entered = 0
 
@@ -199,7 +204,12 @@ class Inbox:
             return None
         if isinstance(event, Rows):
             return self._hand_out_rows(delivery, event, whole=whole)
-        if self._share is not None and getattr(event, "vbucket", None) not in self._trackers:
+        vbucket = getattr(event, "vbucket", None)
+        if vbucket in self._closed:
+            if not isinstance(event, StreamFinished):
+                return None
+            return replace(event, position=self._closed[event.vbucket])
+        if self._share is not None and vbucket not in self._trackers:
             return event if isinstance(event, Finished | Closed) else None
         if isinstance(event, SystemHappened) and self._is_beyond(event):
             return None
@@ -221,9 +231,15 @@ class Inbox:
             rows = written_since(rows, self._settings.since)
         if self._share is not None:
             rows = of_vbuckets(rows, self._trackers, self._share.hidden)
+        elif self._closed:
+            rows = of_vbuckets(rows, self._trackers, ())
         if self._ends:
-            rows = up_to(rows, self._ends, lambda vbucket: self._trackers[vbucket].seqno)
+            rows = up_to(rows, self._ends, self._seqno)
         return rows
+
+    def _seqno(self, vbucket: int) -> int:
+        tracker = self._trackers.get(vbucket)
+        return NO_END if tracker is None else tracker.seqno  # closed meanwhile: beyond any end
 
     def _hand_out_rows(self, delivery: Delivery, rows: Rows, *, whole: bool) -> Rows | None:
         """Filters and decompresses the rows, as the settings say, and makes them the current."""
@@ -263,7 +279,8 @@ class Inbox:
             return
         for change in self._left:
             self.read += 1
-            yield change
+            if not self._closed or change.vbucket not in self._closed:
+                yield change
 
     def _shared_changes(self, share: Share) -> Iterator[Change]:
         """Yields while the lease is running, and nothing of vbuckets that were dropped."""
@@ -290,7 +307,7 @@ class Inbox:
         self._left = iter(())
         self.read = shown.batch.num_rows
         rows = shown.slice(read, self.read, [step for step in shown.steps if step.stop > read])
-        if self._share is None:
+        if self._share is None and not self._closed:
             return rows
         rows = of_vbuckets(rows, self._trackers, ())
         return rows if rows.batch.num_rows else None
@@ -337,23 +354,37 @@ class Inbox:
             for vbucket in vbuckets:
                 self._trackers.pop(vbucket, None)
 
+    # ---- closed vbuckets -----------------------------------------------------------------
+
+    def close(self, vbucket: int) -> None:
+        """Hands nothing more of a vbucket out; its position stays where the application is."""
+        with self._lock:
+            self._enter()
+            tracker = self._trackers.pop(vbucket, None)
+            if tracker is not None:
+                self._closed[vbucket] = tracker.position()
+
     # ---- positions -----------------------------------------------------------------------
 
     def positions(self) -> dict[int, Position]:
         """The application's position in each vbucket."""
         with self._lock:
             self._enter()
-            return {vb: tracker.position() for vb, tracker in self._trackers.items()}
+            read = {vb: tracker.position() for vb, tracker in self._trackers.items()}
+            return {**read, **self._closed}
 
     def seqnos(self) -> dict[int, int]:
         """The application's seqno in each vbucket; cheaper than `positions`."""
         with self._lock:
             self._enter()
-            return {vb: tracker.seqno for vb, tracker in self._trackers.items()}
+            read = {vb: tracker.seqno for vb, tracker in self._trackers.items()}
+            return read | {vb: position.seqno for vb, position in self._closed.items()}
 
     def _note(self, event: StreamOpened | RolledBack | SystemHappened) -> None:
         with self._lock:
-            tracker = self._trackers[event.vbucket]
+            tracker = self._trackers.get(event.vbucket)
+            if tracker is None:  # closed meanwhile
+                return
             if isinstance(event, StreamOpened):
                 tracker.follow(event.log)
             elif isinstance(event, RolledBack):
