@@ -268,11 +268,18 @@ NOTES: Final[dict[C, Note]] = {
     ),
     C.CACHE_TRANSFER_END: Note("The transfer of a cache is complete.", _PRODUCER, _SILENT),
     C.REQUEST_ERROR: Note(
-        "A request could not be understood, in the draft without statuses. It has a text.",
+        "A request is refused, in the draft without statuses. It has a text.",
         "either side",
         _SILENT,
     ),
     C.RESPONSE_ERROR: Note(
-        "A response could not be understood, in the draft without statuses.", "either side", _SILENT
+        "A packet could not be read, in the draft without statuses: a request by the producer, a "
+        "response or a message of a stream by the consumer. It has a text.",
+        "either side",
+        _SILENT,
+        (
+            "A producer ends the stream whose request id it carries.",
+            "A consumer that sends it gives that stream up, and requests it again.",
+        ),
     ),
 }

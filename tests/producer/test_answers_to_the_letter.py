@@ -55,12 +55,20 @@ def test_a_malformed_request_with_frame_infos_is_answered(
         assert talk.ask(kv.Noop()).status is Status.SUCCESS
 
 
-def test_a_malformed_request_of_draft_002_gets_its_error_message(
-    producer: TemporaryProducer,
+@pytest.mark.parametrize(
+    "packet",
+    ["010000000000002d0000000109", "020000000000002d0000000109", "020000000000002d00000000"],
+    ids=["a request", "a response", "a response without a type"],
+)
+def test_a_packet_of_draft_002_that_cannot_be_read_gets_operation_7(
+    producer: TemporaryProducer, packet: str
 ) -> None:
     with Talk(producer, Draft002()) as talk:
-        talk.socket.sendall(bytes.fromhex("010000000000002d0000000109"))
-        assert talk.read().opaque == 0x2D
+        talk.socket.sendall(bytes.fromhex(packet))
+        answer = talk.packet()
+        assert answer[:8] == bytes.fromhex("070000000000002d")
+        assert b"at byte" in answer[12:]
+        talk.socket.sendall(bytes.fromhex("070000000000002d00000000"))  # gets no answer itself
         talk.send(m.FailoverLogRequest(vbucket=1, opaque=4))
         assert isinstance(talk.read(), m.FailoverLogResponse)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from talk import Talk, everything
 
-from upriver.errors import Status
+from upriver.errors import Status, StoreFull
 from upriver.model import NO_END, StreamEndReason, VBucketState
 from upriver.producer.server_settings import PeerRelease, ServerSettings
 from upriver.session.stream_request_checks import Policy
@@ -406,6 +406,26 @@ def test_a_takeover_hands_the_vbucket_over(producer: TemporaryProducer) -> None:
         talk.send(m.PlainResponse(command=Command.SET_STREAM_STATE, opaque=45))
         assert talk.read() == m.StreamEnd(vbucket=1, opaque=45, reason=StreamEndReason.OK)
     assert vbuuid(producer) == branch
+
+
+def test_a_takeover_that_cannot_be_written_ends_its_own_stream(
+    producer: TemporaryProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreFull(path="default", problem="a planted fault")
+
+    with everything(producer) as talk:
+        talk.send(replace(request(), vbucket=2, opaque=46), request(flags=StreamFlag.TAKEOVER))
+        talk.read_until(m.Deletion)
+        talk.send(m.PlainResponse(command=Command.SNAPSHOT_MARKER, opaque=45))
+        talk.read_until(m.SetStreamState)
+        monkeypatch.setattr(producer.bucket, "set_state", fail)
+        talk.send(m.PlainResponse(command=Command.SET_STREAM_STATE, opaque=45))
+        end = talk.read_until(m.StreamEnd)[-1]
+        assert (end.opaque, end.reason) == (45, StreamEndReason.BACKFILL_FAILED)
+        producer.bucket.write(SetDocument(1, b"\0still", b"active"))
+        producer.bucket.write(SetDocument(2, b"\0k", b"v"))
+        assert talk.read_until(m.Mutation)[-1].opaque == 46
 
 
 def test_a_connection_keeps_its_bucket_once_it_is_open(producer: TemporaryProducer) -> None:

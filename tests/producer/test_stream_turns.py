@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from talk import Talk, everything
 
 from examples import examples
-from upriver.model import NO_END, Op, Snapshot
+from upriver.model import NO_END, Op, Snapshot, StreamEndReason
 from upriver.producer.connections.client_info import ClientInfo
 from upriver.producer.connections.server_counters import Traffic
 from upriver.producer.dcp.active_stream import CHUNK, ActiveStream
@@ -25,9 +25,9 @@ from upriver.session.stream_request_checks import Acceptance, Policy
 from upriver.store import Bucket, BucketSettings, DeleteDocument, SetDocument, Store, WithMeta
 from upriver.testing import TemporaryProducer
 from upriver.wire import messages as m
-from upriver.wire.dialects import Dcp
+from upriver.wire.dialects import Dcp, Dialect, Draft000, Draft001, Draft002
 from upriver.wire.framing import Framer
-from upriver.wire.protocol_enums import Feature, OpenFlag, StreamFlag
+from upriver.wire.protocol_enums import Feature, OpenFlag
 
 VALUE = b"v" * 1000
 DOCUMENTS = 4000
@@ -113,7 +113,12 @@ class Outlet:
 
     def opened(self, name: str) -> None: ...
     def follow(self, vbucket: int) -> None: ...
-    def commit(self, call: Callable[[], object], then: Callable[[], None]) -> None: ...
+    def commit(
+        self,
+        call: Callable[[], object],
+        then: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def consume(self, name: str, consumer_name: str) -> None: ...
 
@@ -300,18 +305,25 @@ def test_two_readers_of_one_moment_agree_while_others_write(small: Bucket) -> No
 # ---- a change that cannot be sent ------------------------------------------------------------
 
 
-def test_a_stored_value_that_cannot_be_read_ends_the_connection(tmp_path: Path) -> None:
-    """And is not waited for without end."""
-    with TemporaryProducer(vbuckets=1) as producer:
+@pytest.mark.parametrize(
+    "dialect", [Draft002(), Draft000(), Draft001(), Dcp()], ids=lambda dialect: dialect.name
+)
+def test_a_stored_value_that_cannot_be_read_ends_its_stream(dialect: Dialect) -> None:
+    """And no other one, nor the connection."""
+    with TemporaryProducer(vbuckets=2) as producer:
         producer.bucket.write(SetDocument(0, b"\0k", b"no snappy", 0, 0, 2))
-        with Talk(producer) as talk:
-            talk.open()
-            request = m.StreamRequest(
-                vbucket=0, start=0, end=NO_END, flags=StreamFlag.TO_LATEST, opaque=1
-            )
+        with Talk(producer, dialect) as talk:
+            if dialect.opens_connections:
+                talk.open()
+            request = m.StreamRequest(vbucket=0, start=0, end=NO_END, opaque=0x2D)
             talk.send(request)
-            assert isinstance(talk.read(), m.StreamAccepted)
-            assert talk.is_closed()
+            *_, end = talk.read_until(m.StreamEnd)
+            # the only error that the drafts name is that the vbucket changed its state
+            failed = StreamEndReason.BACKFILL_FAILED if dialect.negotiates else None
+            assert (end.opaque, end.reason) == (0x2D, failed or StreamEndReason.STATE_CHANGED)
+            talk.send(replace(request, vbucket=1, opaque=0x2E))
+            producer.bucket.write(SetDocument(1, b"\0k", b"v"))
+            assert talk.read_until(m.Mutation)[-1].opaque == 0x2E
         with everything(producer) as talk:  # others get it as it is
             talk.send(request)
             document = talk.read_until(m.Mutation)[-1]

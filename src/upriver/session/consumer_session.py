@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from ..errors import DecodeError, RemoteProtocolError, Status
-from ..model import NO_END, FailoverLog, StreamOffset
+from ..model import NO_END, FailoverLog, StreamEndReason, StreamOffset
 from ..wire import kv_messages as kv
 from ..wire import messages as m
 from ..wire.dialects import Dialect, SnapshotStyle
@@ -36,7 +36,7 @@ from .consumer_events import (
     StreamRefused,
 )
 from .inbound_row_checks import RowCheck
-from .inbound_rows import inbound_for
+from .inbound_rows import Unreadable, inbound_for
 from .inbound_stream_messages import InboundStreamMessages
 from .requested_stream import RequestedStream, StreamOptions, broken_rule
 from .rollback_point import agree, lowered
@@ -47,6 +47,8 @@ from .stream_states import ConsumerState as State
 
 #: Lower opaques belong to streams. Other requests on the connection use opaques from here on.
 FIRST_OTHER_OPAQUE: Final = 0x4000_0000
+#: Packets of one connection of draft 002 that may be unreadable: each costs a stream.
+_MOST_UNREADABLE: Final = 8
 
 
 class ConsumerSession:
@@ -73,6 +75,7 @@ class ConsumerSession:
         self._next_opaque = 1
         self._messages = InboundStreamMessages(sync_writes=sync_writes, out_of_order=out_of_order)
         self._strays = StrayMessages(dialect)
+        self._unreadable_packets = 0
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
         #: are acknowledged.
         self._freed = 0
@@ -216,6 +219,8 @@ class ConsumerSession:
             events.append(MapPushed(message.config))
         elif isinstance(message, m.UnknownCommand) and message.from_server:
             pass  # a newer server-to-client command, which does not concern streams
+        elif isinstance(message, Unreadable):
+            self._unreadable(message, rows)
         elif isinstance(message, m.RequestError | m.ResponseError):
             self._refused(message, _status_in(message.text), b"", events)
         else:
@@ -228,6 +233,20 @@ class ConsumerSession:
                     events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
             else:
                 self._outbox += self._strays.message(message)
+
+    def _unreadable(self, packet: Unreadable, rows: RowCheck) -> None:
+        """Says that a packet cannot be read, and closes its stream: it may have been a change."""
+        self._unreadable_packets += 1
+        if self._unreadable_packets > _MOST_UNREADABLE:
+            raise packet.problem
+        self.send(m.ResponseError(opaque=packet.opaque, text=str(packet.problem)))
+        stream = self._streams.get(packet.opaque)
+        if stream is not None:
+            rows.flush()
+            self._forget(stream)
+            self._strays.closed(stream.opaque)
+            position = stream.tracker.position()
+            rows.events.append(StreamFinished(stream.vbucket, StreamEndReason.CLOSED, position))
 
     def _refuse_rows(self, opaque: int, ops: npt.NDArray[Any]) -> None:
         self._outbox += self._strays.rows(opaque, ops)

@@ -19,6 +19,7 @@ from ..wire import columns
 from ..wire import messages as m
 from ..wire.columns.result import words
 from ..wire.dialects import Dialect
+from ..wire.dialects.draft002 import opaque_of
 from ..wire.framing import Framer, packet_length
 from .flow_control import counted_size
 
@@ -35,6 +36,13 @@ _OPS: Final = {
         (m.Expiration, Op.EXPIRATION),
     )
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable(m.Request):
+    """A whole packet that breaks a rule of draft 002, which has a message to say so."""
+
+    problem: DecodeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,7 @@ class _Messages(_Buffered):
         problem: DecodeError | None = None
         try:
             for packet in self._framer.feed(data):
-                message = self._dialect.decode(packet)
+                message = self._decode(packet)
                 if isinstance(message, m.Mutation | m.Deletion):
                     if message.vbucket == m.VBUCKET_NOT_CARRIED:
                         message = replace(message, vbucket=self._vbucket_of(message.opaque))
@@ -178,6 +186,14 @@ class _Messages(_Buffered):
             yield RowChunk(_as_batch(changes), tuple(others), rows_counted, others_counted)
         if problem is not None:
             raise problem
+
+    def _decode(self, packet: bytes) -> m.Message:
+        try:
+            return self._dialect.decode(packet)
+        except DecodeError as broken:
+            if not broken.usable or self._dialect.has_memcached_header:
+                raise
+            return Unreadable(opaque=opaque_of(packet), problem=broken)
 
 
 def _with_changes(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
-from ...errors import DecodeError, StoreError
+from ...errors import DecodeError
 from ...store import Bucket
 from ...wire import kv_messages as kv
 from ...wire import messages as m
@@ -51,6 +51,8 @@ logger = logging.getLogger("upriver.producer")
 
 #: Stream data is collected up to this size before it is written, to save system calls.
 _WRITE_BYTES: Final = 128 * 1024
+#: Characters of a peer's error text that are logged.
+_SHOWN: Final = 200
 
 
 class Connection(asyncio.Protocol):
@@ -356,7 +358,7 @@ class Connection(asyncio.Protocol):
             self._deadlines.set_timer()
             return True
         if isinstance(message, m.RequestError | m.ResponseError):  # draft 002 refuses with these
-            self.streams.nacked(message.opaque, message.text or type(message).__name__)
+            self.streams.nacked(message.opaque, message.text[:_SHOWN] or type(message).__name__)
             return True
         assert isinstance(message, m.Request)
         bucket = self.bucket()
@@ -412,7 +414,7 @@ class Connection(asyncio.Protocol):
         if not error.usable:
             self.close(str(error))
         elif not self.dialect.has_memcached_header:
-            self.reply(m.RequestError(opaque=opaque_of(packet), text=str(error)))
+            self.reply(m.ResponseError(opaque=opaque_of(packet), text=str(error)))
         elif (header := parse_header(packet)).is_response:
             self.close(str(error))
         else:
@@ -478,24 +480,28 @@ class Connection(asyncio.Protocol):
         assert bucket is not None
         self._server.follow(self, bucket, vbucket)
 
-    def commit(self, call: Callable[[], object], then: Callable[[], None]) -> None:
-        """Runs a call that waits for the disk in a thread, then ``then`` on the event loop."""
+    def commit(
+        self,
+        call: Callable[[], object],
+        then: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Runs a call that waits for the disk in a thread, then one of the others on the loop."""
         done = self._server.in_thread(BackgroundWork.ADMINISTERING, call)
 
-        def notify(done: Future[object]) -> None:
+        def notify(_: Future[object]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._did_commit, then, done)
+                self._loop.call_soon_threadsafe(did_commit)
+
+        def did_commit() -> None:
+            error = done.exception()
+            if error is not None:
+                failed(error)
+            elif not self._closing:
+                then()
+            self.go_on()
 
         done.add_done_callback(notify)
-
-    def _did_commit(self, then: Callable[[], None], done: Future[object]) -> None:
-        error = done.exception()
-        if error is not None:
-            logger.error("%s: its takeover failed: %s", self.client.peer, error)
-            self.close("its takeover failed")
-        elif not self._closing:
-            then()
-            self.go_on()
 
     def pump(self) -> None:
         """Requests a turn if streams have something to send."""
@@ -507,17 +513,12 @@ class Connection(asyncio.Protocol):
         if not self.streams.has_more or not self._connected or not self._outbox.writable:
             return False
         gathered = bytearray()
-        try:
-            for packets in self.streams.packets():
-                gathered += packets
-                if len(gathered) >= _WRITE_BYTES:
-                    self.send(bytes(gathered))
-                    gathered.clear()
-                if not self._outbox.writable or not self._connected or self._loop.time() >= until:
-                    break
-        except StoreError as error:
-            logger.error("%s: %s", self.client.peer, error)
-            self.close(str(error))
-            return False
+        for packets in self.streams.packets():
+            gathered += packets
+            if len(gathered) >= _WRITE_BYTES:
+                self.send(bytes(gathered))
+                gathered.clear()
+            if not self._outbox.writable or not self._connected or self._loop.time() >= until:
+                break
         self.send(bytes(gathered))
         return self.streams.has_more

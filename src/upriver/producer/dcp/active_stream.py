@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from ...errors import DecodeError, EncodeError, StoreDamaged
+from ...errors import DecodeError, EncodeError, StoreDamaged, StoreError
 from ...model import StreamEndReason, VBucketState
 from ...session.collection_filter import FilterKind
 from ...session.flow_control import SendWindow
@@ -201,6 +202,13 @@ class ActiveStream:
         if self.state is not State.DEAD:
             self.abandon()
             self._pending = memoryview(self._output.ending(reason))
+
+    def fail(self) -> None:
+        """Ends the stream because the store failed, and sends that."""
+        if self.state is not State.DEAD:
+            with suppress(StoreError):  # what it has open may fail again
+                self.abandon()
+            self._pending = memoryview(self._output.ending(StreamEndReason.BACKFILL_FAILED))
 
     def abandon(self) -> None:
         """Ends the stream without sending a stream end."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Final, Protocol
 
-from ...errors import Status
+from ...errors import Status, StoreError
 from ...model import Datatype, StreamEndReason
 from ...session.change_writer import Shape
 from ...session.keepalive import ProducerKeepalive
@@ -64,8 +64,13 @@ class Outlet(Protocol):
     def follow(self, vbucket: int) -> None:
         """Has `DcpProducer.wake` called when the vbucket has new changes or another state."""
 
-    def commit(self, call: Callable[[], object], then: Callable[[], None]) -> None:
-        """Runs ``call``, which waits for the disk, in a thread; then ``then`` on the event loop."""
+    def commit(
+        self,
+        call: Callable[[], object],
+        then: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Runs ``call``, which waits for the disk, in a thread; then one of the others here."""
 
     def consume(self, name: str, consumer_name: str) -> None:
         """Called when Open made this node the consumer of the connection."""
@@ -370,7 +375,11 @@ class DcpProducer:
         while window is not None and self._ready and scanned < _SCAN_BYTES:
             stream = self._ready[0]
             messages, looked_at = stream.messages_sent, stream.bytes_scanned
-            taken = stream.take(window)
+            try:
+                taken = stream.take(window)
+            except StoreError as error:
+                self._fail(stream, error)
+                continue
             self._traffic.streamed(stream.messages_sent - messages, len(taken))
             self.bytes_sent += len(taken)
             if taken and stream.oldest_cas:
@@ -421,7 +430,18 @@ class DcpProducer:
             stream.handed_over()
             self._make_ready(stream)
 
-        self._outlet.commit(stream.become_dead, handed_over)
+        def failed(error: BaseException) -> None:
+            if stream in self._of_vbucket.get(stream.vbucket, ()):
+                self._fail(stream, error)
+                self._make_ready(stream)
+
+        self._outlet.commit(stream.become_dead, handed_over, failed)
+
+    def _fail(self, stream: ActiveStream, error: BaseException) -> None:
+        """Ends a stream whose vbucket cannot be read; the others go on."""
+        who = f"{self._client.peer} {self.name}".rstrip()
+        logger.error("%s: the stream of vbucket %d ends: %s", who, stream.vbucket, error)
+        stream.fail()
 
     def tick(self, now: float) -> None:
         """Holds back writes that have kept a takeover from finishing for too long."""

@@ -198,6 +198,8 @@ BODIES: Final = [
 
 _BY_MESSAGE: Final = {layout.message: layout for layout in BODIES}
 
+_ERRORS: Final = {_REQUEST_ERROR: m.RequestError, _RESPONSE_ERROR: m.ResponseError}
+
 #: A failover log request as the draft prints it, without the vbucket.
 _SHORT_FAILOVER_LOG_REQUEST: Final = b"\x02"
 
@@ -239,6 +241,9 @@ class Draft002:
         at = HEADER_002_SIZE
         if opcode == _REQUEST and body == _SHORT_FAILOVER_LOG_REQUEST:
             return m.FailoverLogRequest(opaque=opaque, vbucket=0)
+        if opcode in _ERRORS:  # the draft says nothing of their bodies
+            reason, said = body[0] if body else 0, body[1:].decode(errors="replace")
+            return _ERRORS[opcode](opaque=opaque, reason=reason, text=said)
         layout = select_body(opcode, body)
         if layout is None:
             kind = f"{body[0]} is not a type of this message" if body else "the body is missing"
