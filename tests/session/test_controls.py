@@ -53,7 +53,7 @@ def connection(flags: OpenFlag = OpenFlag.PRODUCER, **negotiated: Any) -> Produc
         ("supports_hifi_MFU", "true", OK),
         ("send_stream_end_on_client_close_stream", "true", OK),
         ("enable_expiry_opcode", "true", OK),
-        ("enable_stream_id", "true", OK),
+        ("enable_stream_id", "true", UNSUPPORTED),
         ("enable_stream_id", "false", INVALID),
         ("enable_sync_writes", "true", OK),
         ("enable_sync_writes", "false", INVALID),
@@ -87,12 +87,13 @@ def test_a_plain_connection(key: str, value: str, status: Status) -> None:
 def test_what_was_negotiated_decides() -> None:
     assert set_control(connection(snappy=True), "force_value_compression", "true") is OK
     assert set_control(connection(collections=True), "max_marker_version", "2.2") is OK
+    assert set_control(connection(collections=True), "enable_stream_id", "true") is OK
     flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETED_USER_XATTRS
     assert set_control(connection(flags), "include_deleted_user_xattrs", "true") is OK
 
 
 def test_stream_ids_and_sync_writes_exclude_each_other() -> None:
-    first, second = connection(), connection()
+    first, second = connection(collections=True), connection(collections=True)
     assert set_control(first, "enable_stream_id", "true") is OK
     assert set_control(first, "enable_sync_writes", "true") is UNSUPPORTED
     assert set_control(second, "enable_sync_writes", "true") is OK

@@ -88,6 +88,14 @@ def parse_filter(
     return wanted
 
 
+def names_stream_id(value: bytes) -> bool:
+    """Whether the value of a stream request has a stream id, valid or not."""
+    try:
+        return "sid" in _object(value)
+    except FilterRefused:
+        return False
+
+
 _EVERYTHING: Final = StreamFilter(kind=FilterKind.EVERYTHING)
 
 

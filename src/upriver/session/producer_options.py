@@ -170,6 +170,13 @@ def _switch(name: str, *, excludes: str = "") -> _Control:
     return switch_on
 
 
+def _stream_ids(options: ProducerOptions, value: str) -> Status:
+    """Stream ids are in the value of a stream request, which needs collections."""
+    if value == "true" and not options.collections:
+        return Status.NOT_SUPPORTED
+    return _switch("stream_ids", excludes="sync_writes")(options, value)
+
+
 def _consumer_name(options: ProducerOptions, value: str) -> Status:
     if not value:
         return Status.INVALID
@@ -235,7 +242,7 @@ _CONTROLS: Final[dict[str, _Control]] = {
     "supports_hifi_MFU": _accepted,
     "send_stream_end_on_client_close_stream": _stream_end_on_close,
     "enable_expiry_opcode": _expiry_opcode,
-    "enable_stream_id": _switch("stream_ids", excludes="sync_writes"),
+    "enable_stream_id": _stream_ids,
     "enable_sync_writes": _switch("sync_writes", excludes="stream_ids"),
     "consumer_name": _consumer_name,
     "enable_out_of_order_snapshots": _out_of_order,

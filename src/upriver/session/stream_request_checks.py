@@ -22,6 +22,7 @@ from .collection_filter import (
     FilterRefused,
     KnownCollections,
     StreamFilter,
+    names_stream_id,
     parse_filter,
 )
 from .producer_options import ProducerOptions
@@ -116,6 +117,8 @@ def decide(
     if unknown:
         return Refusal(Status.INVALID, f"unknown flags {unknown:#x}")
     if request.filter and not options.collections:
+        if names_stream_id(request.filter):
+            return Refusal(Status.STREAM_ID_INVALID, "stream ids were not enabled")
         return Refusal(Status.INVALID, "a value needs a connection with collections")
     if vbucket is None:
         return Refusal(Status.NOT_MY_VBUCKET, f"there is no vbucket {request.vbucket}")

@@ -372,6 +372,10 @@ class BootstrapCommands:
     def _refusal(
         self, request: m.Request, dialect: Dialect, status: Status, text: str
     ) -> m.Message:
+        if isinstance(request, m.StreamRequest):
+            peer, vbucket = self._client.peer, request.vbucket
+            asked = f"{peer}: the stream request of vbucket {vbucket} (draft {dialect.name})"
+            logger.info("%s is refused with %s: %s", asked, status.name, text)
         if not dialect.has_memcached_header:
             return m.RequestError(opaque=request.opaque, text=f"{status.name}: {text}")
         if not dialect.negotiates:

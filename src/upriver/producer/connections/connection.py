@@ -51,6 +51,8 @@ logger = logging.getLogger("upriver.producer")
 
 #: Stream data is collected up to this size before it is written, to save system calls.
 _WRITE_BYTES: Final = 128 * 1024
+#: What an error calls a stream request.
+_STREAM_REQUEST: Final = f"{Command.STREAM_REQUEST} request"
 #: Characters of a peer's error text that are logged.
 _SHOWN: Final = 200
 
@@ -411,6 +413,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, packet: bytes, error: DecodeError) -> None:
         """Answers an invalid request, or closes a connection that cannot continue."""
+        if error.usable and error.packet == _STREAM_REQUEST:
+            self.streams.log_refusal("a stream request", error.status, str(error))
         if not error.usable:
             self.close(str(error))
         elif not self.dialect.has_memcached_header:

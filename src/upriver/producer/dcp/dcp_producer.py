@@ -43,6 +43,11 @@ logger = logging.getLogger("upriver.producer")
 #: A control of Upriver: the consumer reports with Seqno Acknowledged what is on its disk. Couchbase
 #: Server does not know this control and refuses it.
 ACKNOWLEDGE_SEQNOS: Final = "acknowledge_seqnos"
+#: Refused stream requests of one connection that are warnings; later ones are only logged by a
+#: server that is verbose.
+_WARNED: Final = 8
+#: Refusals that belong to a cluster's life.
+_USUAL: Final = frozenset({Status.NOT_MY_VBUCKET, Status.TEMPORARY_FAILURE})
 #: Characters of a refused value that are repeated in the error text.
 _SHOWN: Final = 40
 #: Bytes of stored changes that one connection may read before other connections get their turn.
@@ -121,6 +126,7 @@ class DcpProducer:
         self.acknowledged_bytes = 0
         #: Streams that ended while the connection was open, newest last; for statistics.
         self.ended: dict[tuple[int, int | None], ActiveStream] = {}
+        self._refusals = 0
         #: Open streams by vbucket and stream id.
         self.streams: dict[tuple[int, int | None], ActiveStream] = {}
         #: How many of the open streams are takeovers.
@@ -259,6 +265,8 @@ class DcpProducer:
             policy=self._policy,
         )
         if isinstance(decision, Refusal):
+            asked = f"the stream request of vbucket {request.vbucket} (draft {dialect.name})"
+            self.log_refusal(asked, decision.status, decision.context)
             return self._refusal(
                 dialect, request, decision.status, decision.context, decision.manifest_uid
             )
@@ -334,6 +342,17 @@ class DcpProducer:
         else:
             self._drop(stream)
         return [_plain(dialect, request, Status.SUCCESS)]
+
+    def log_refusal(self, request: str, status: Status, case: str) -> None:
+        """Logs why a stream request is refused: most drafts have no room for it in the answer.
+
+        The first of a connection are warnings, but for what happens where all is well.
+        """
+        self._refusals += 1
+        told = self._refusals <= _WARNED and status not in _USUAL
+        who = f"{self._client.peer} {self.name}".rstrip()
+        level = logging.WARNING if told else logging.INFO
+        logger.log(level, "%s: %s is refused with %s: %s", who, request, status.name, case)
 
     def _refusal(
         self,
