@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from talk import PATIENCE, Talk, everything
 
-from upriver.consumer import Consumer, Flushed, RolledBack, Rows
+from upriver.consumer import Consumer, Flushed, Rollback, RollbackReason, RolledBack, Rows
 from upriver.consumer.changes import changes_of
 from upriver.errors import Status
 from upriver.model import NO_END, StreamEndReason, VBucketState
@@ -166,7 +166,38 @@ def test_a_reader_is_told_and_ends_with_what_is_there(
                 flush(producer)
                 producer.write(b"new", b"v", VB)
     assert documents == {b"new": b"v"}
-    assert told == ([RolledBack] if dialect == "dcp" else [Flushed, RolledBack])
+    assert told == ([RolledBack] if dialect == "dcp" else [Flushed])
+
+
+@pytest.mark.parametrize("dialect", ["000", "001", "dcp"])
+def test_who_iterates_is_told_of_a_rollback_to_the_beginning(
+    producer: TemporaryProducer, dialect: Any
+) -> None:
+    documents: dict[bytes, bytes] = {}
+    told: list[Rollback] = []
+
+    def forget(rollback: Rollback) -> None:
+        told.append(rollback)
+        documents.clear()
+
+    with Consumer(
+        producer.source,
+        vbuckets=frozenset({VB}),
+        dialect=dialect,
+        retry_most=0.1,
+        on_rollback=forget,
+    ) as consumer:
+        for change in consumer:
+            documents[change.key] = change.value
+            if len(documents) == 3 and not told:
+                flush(producer)
+                producer.write(b"new", b"v", VB)
+            if change.key == b"new":
+                break
+        assert consumer.position().position(VB).seqno == 1
+    assert documents == {b"new": b"v"}
+    reason = RollbackReason.UNKNOWN_BRANCH if dialect == "dcp" else RollbackReason.FLUSHED
+    assert told == [Rollback(VB, 3, 0, reason)]
 
 
 def test_a_clients_flush_leaves_copies_of_other_nodes_alone(producer: TemporaryProducer) -> None:

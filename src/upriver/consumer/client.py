@@ -42,7 +42,8 @@ class Consumer(ConsumerBase):
     was last called. ``on_rollback`` is called in the application's thread, before any change of the
     new branch is handed out. Changes after its ``to_seqno`` are then no longer part of the bucket's
     history. A document that was changed both before and after ``to_seqno`` has its older version
-    again, and the server does not send that version a second time.
+    again, and the server does not send that version a second time. A flush of the bucket is a
+    rollback to seqno 0.
 
     Consumers with the same ``group`` share the vbuckets of the bucket: each change goes to one of
     them, and again to another one if it was not saved. ``members`` is where they meet: a directory,

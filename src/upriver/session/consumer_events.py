@@ -33,6 +33,8 @@ class RollbackReason(Enum):
     AHEAD = "ahead of the server"
     #: Deletions that the consumer has not received were purged.
     PURGED = "purged"
+    #: Every document was deleted by a flush.
+    FLUSHED = "flushed"
 
 
 class Step(NamedTuple):
@@ -102,7 +104,10 @@ class SyncWrite:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Every document of the vbucket was deleted by a flush."""
+    """Every document of the vbucket was deleted by a flush: a rollback to seqno 0.
+
+    ``on_rollback`` was called for it. What follows belongs to an empty vbucket.
+    """
 
     vbucket: int
 
@@ -152,7 +157,10 @@ class StreamRefused:
 
 @dataclass(frozen=True, slots=True)
 class StateAsked:
-    """Takeover: the producer asks for this vbucket state; answer with `confirm_state`."""
+    """A takeover: the producer asks the consumer for this vbucket state.
+
+    `Consumer` and `AsyncConsumer` have confirmed it when they hand this out.
+    """
 
     vbucket: int
     state: VBucketState

@@ -67,6 +67,7 @@ class InboundStreamMessages:
             rows.events.append(StateAsked(stream.vbucket, message.state))
         elif isinstance(message, m.FlushStream):
             rows.flush()
+            stream.flushed()
             rows.events.append(Flushed(stream.vbucket))
         else:
             name = type(message).__name__

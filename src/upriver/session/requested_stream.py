@@ -159,6 +159,11 @@ class RequestedStream:
         self.tracker.snapshot_began(snapshot, purge_seqno)
         self.announced = True
 
+    def flushed(self) -> None:
+        """Everything up to here was deleted; what follows belongs to an empty vbucket."""
+        self.tracker.emptied()
+        self.skip_until = self.seen = 0
+
     def check_next(self, seqno: int) -> None:
         """Raises if a row with this seqno breaks a rule."""
         snapshot = self.tracker.snapshot

@@ -176,6 +176,16 @@ class PositionTracker:
         if self.seqno:
             self._remember(self.seqno)
 
+    def emptied(self) -> None:
+        """Returns to the beginning: everything that the consumer has was deleted.
+
+        The snapshot that was announced goes on, in case the stream does.
+        """
+        between = self._pending is None and self.is_consistent
+        self._pending = None if between else Snapshot(0, self.snapshot.end)
+        self._snapshot, self._boundaries = Snapshot(0, 0), []
+        self.seqno = self.origin = 0
+
     def _remember(self, seqno: int) -> None:
         boundaries = self._boundaries
         if boundaries and boundaries[-1] >= seqno:

@@ -25,7 +25,9 @@ from ...errors import (
 from ...model import NO_END, StreamEndReason
 from ...session.consumer_events import (
     Event,
+    Flushed,
     MapPushed,
+    RollbackReason,
     RolledBack,
     Rows,
     StateAsked,
@@ -108,6 +110,8 @@ class EventDispatch:
                     self._refused(connection, event)
                 elif isinstance(event, RolledBack):
                     self._rolled_back(event)
+                elif isinstance(event, Flushed):
+                    self._flushed(event)
                 elif isinstance(event, MapPushed):
                     self._topology.map_is_old = True
                     self._wake()
@@ -177,6 +181,14 @@ class EventDispatch:
         if self._rollback is RollbackPolicy.FAIL:
             reason = event.reason.value
             self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
+        else:
+            self._deliver(Delivery(event))
+
+    def _flushed(self, event: Flushed) -> None:
+        reason = RollbackReason.FLUSHED.value
+        self.counts[f"rollback: {reason}"] += 1
+        if self._rollback is RollbackPolicy.FAIL:
+            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=0, reason=reason))
         else:
             self._deliver(Delivery(event))
 

@@ -30,6 +30,7 @@ from ...errors import UpriverError
 from ...model import NO_END
 from ...session.consumer_events import (
     Event,
+    Flushed,
     RollbackReason,
     RolledBack,
     Rows,
@@ -217,6 +218,8 @@ class Inbox:
             self._note(event)
         if isinstance(event, RolledBack):
             return self._tell(event)
+        if isinstance(event, Flushed):
+            self._flushed(event.vbucket)
         return event
 
     def _is_beyond(self, happened: SystemHappened) -> bool:
@@ -268,6 +271,18 @@ class Inbox:
             rollback = Rollback(event.vbucket, event.from_seqno, event.to.seqno, event.reason)
             self._on_rollback(rollback)
         return event
+
+    def _flushed(self, vbucket: int) -> None:
+        """Goes back to the beginning of a vbucket that was flushed, and says so."""
+        with self._lock:
+            tracker = self._trackers.get(vbucket)
+            if tracker is None:  # closed meanwhile
+                return
+            from_seqno = tracker.seqno
+            tracker.emptied()
+            self.rollbacks[vbucket] += 1
+        if self._on_rollback is not None and self._settings.rollback is not RollbackPolicy.IGNORE:
+            self._on_rollback(Rollback(vbucket, from_seqno, 0, RollbackReason.FLUSHED))
 
     def changes(self) -> Iterator[Change]:
         """Yields the current rows one by one; each row counts as read once it is yielded.

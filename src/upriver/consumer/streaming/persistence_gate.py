@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...session.consumer_events import RolledBack, Rows, StreamOpened
+from ...session.consumer_events import Flushed, RolledBack, Rows, StreamOpened
 from ...session.stream_position import Position
 from ...wire.columns.result import numbers
 from ..topology.questions import persisted_seqno
@@ -72,6 +72,10 @@ class PersistenceGate:
                 self._release(step.vbucket)
         elif isinstance(event, RolledBack):
             self._roll_back(delivery, event)
+        elif isinstance(event, Flushed):
+            self._discard(event.vbucket)
+            self._passed[event.vbucket] = 0
+            self._deliver(delivery)
         elif isinstance(event, Finished):
             self._end = delivery
             self._finish()
