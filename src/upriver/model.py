@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
+from itertools import pairwise
 
 __all__ = [
     "MAX_FAILOVER_ENTRIES",
@@ -136,6 +137,19 @@ class FailoverLog:
         """The log without the branches that began above ``seqno``."""
         return FailoverLog(tuple(entry for entry in self.entries if entry.seqno <= seqno))
 
+    def newest_first(self) -> FailoverLog:
+        """The log of a server with all its branches, the current one first.
+
+        Servers send the current branch first. A log whose seqnos only rise is oldest first instead
+        and is turned around, because a branch never begins above one that replaced it. In any other
+        order the first branch is the current one. A vbuuid of 0 names no branch.
+        """
+        named = tuple(entry for entry in self.entries if entry.vbuuid != 0)
+        steps = [(older.seqno, newer.seqno) for older, newer in pairwise(named)]
+        rises = any(one < other for one, other in steps)
+        falls = any(one > other for one, other in steps)
+        return FailoverLog(named[::-1] if rises and not falls else named)
+
     def sanitised(self) -> FailoverLog:
         """The log without unusable entries: vbuuid 0, or a start above that of a newer branch."""
         kept: list[FailoverEntry] = []
@@ -145,10 +159,15 @@ class FailoverLog:
         return FailoverLog(tuple(kept))
 
     def branch_end(self, vbuuid: int, high_seqno: int) -> int | None:
-        """The last seqno that branch ``vbuuid`` shares with this history; None if it is unknown."""
+        """The last seqno that branch ``vbuuid`` shares with this history; None if it is unknown.
+
+        That is where the first of the later branches began: the next one, unless the log is in no
+        order of seqnos.
+        """
         for position in range(len(self.entries) - 1, -1, -1):  # from the oldest, as real servers do
             if self.entries[position].vbuuid == vbuuid:
-                return self.entries[position - 1].seqno if position else high_seqno
+                later = self.entries[:position]
+                return min((entry.seqno for entry in later), default=high_seqno)
         return None
 
 

@@ -165,7 +165,7 @@ def _of_position(position: Position, most: int) -> VBucketProgress:
     known = len(position.log) and position.log.newest.vbuuid == offset.vbuuid
     return VBucketProgress(
         seqno=offset.seqno,
-        log=_kept(position.log if known else FailoverLog.of((offset.vbuuid, 0))),
+        log=_kept(position.log.sanitised() if known else FailoverLog.of((offset.vbuuid, 0))),
         boundaries=thinned(boundaries, most),
         origin=origin,
         purge_seqno=position.purge_seqno if position.purge_seqno > offset.seqno else 0,

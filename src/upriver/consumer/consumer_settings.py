@@ -97,7 +97,8 @@ class ConsumerSettings:
     backfill_order: Literal["", "round-robin", "sequential"] = ""
 
     dialect: DialectName = "auto"
-    #: The DCP connection name, which must be unique at a server; generated if empty.
+    #: The DCP connection name, which must be unique at a server; generated if empty. Drafts 002 and
+    #: 000 send it as their group id.
     name: str = ""
     rollback: RollbackPolicy = RollbackPolicy.REWIND
     #: Hand out only changes that every copy of the vbucket has on disk. The value is the interval

@@ -66,6 +66,8 @@ class ConnectionView:
     ended: tuple[StreamView, ...] = ()
     #: The vbuckets that this node receives on the connection as the consumer.
     receives: tuple[int, ...] = ()
+    #: Whether it is for change streams: it was opened, or requested one where drafts have no Open.
+    dcp: bool = False
     consumer: bool = False
     notifier: bool = False
 
@@ -110,6 +112,7 @@ def connection_view(
         streams=tuple(map(_stream_view, commands.streams.values())),
         ended=tuple(map(_stream_view, commands.ended.values())),
         receives=() if replica is None else replica.vbuckets,
+        dcp=replica is not None or options is not None,
         consumer=replica is not None,
         notifier=options.notifies if options else False,
     )
@@ -151,14 +154,16 @@ def dcp_statistics(
 
     With the prefix ``eq_uprq`` it is the group ``upr``, the name of DCP before it was renamed.
     Views are read one by one as lines are consumed, because there may be many thousands.
+    Connections of drafts 002 and 000 have their group id for a name, and their address if that is
+    empty.
     """
-    producers = named = 0
+    producers = count = 0
     for view in connections:
-        if not view.name:
+        if not view.dcp:
             continue
-        named += 1
+        count += 1
         producers += not view.consumer
-        name = f"{prefix}:{view.name}"
+        name = f"{prefix}:{view.name or view.peer}"
         yield f"{name}:type", _kind(view)
         yield f"{name}:created", str(int(view.opened_at))
         yield f"{name}:connected", "true"
@@ -179,8 +184,8 @@ def dcp_statistics(
             yield f"{at}_end_seqno", str(stream.end)
             yield f"{at}_items_sent", str(stream.messages_sent)
     yield "ep_dcp_producer_count", str(producers)
-    yield "ep_dcp_count", str(named)
-    yield "ep_dcp_consumer_count", str(named - producers)
+    yield "ep_dcp_count", str(count)
+    yield "ep_dcp_consumer_count", str(count - producers)
     yield "ep_dcp_dead_conn_count", "0"  # a closed connection is removed at once
 
 
@@ -195,7 +200,7 @@ def connection_statistics(connections: Iterable[ConnectionView]) -> Iterator[tup
             "bucket": view.bucket,
             "protocol": view.dialect,
             "tls": view.tls,
-            "dcp": bool(view.name),
+            "dcp": view.dcp,
         }
         yield str(number), json.dumps(about)
 

@@ -291,7 +291,7 @@ class ConsumerSession:
             self._refused(answer, answer.status, _value(answer), events)
 
     def _learn_log(self, stream: RequestedStream, log: FailoverLog, events: list[Event]) -> None:
-        log = log.sanitised()
+        log = log.newest_first()
         if stream.state is State.ASKED_LOG:
             stream.served = log
             if self._left_behind(stream, log, events):
@@ -316,7 +316,7 @@ class ConsumerSession:
             self._opened(stream, stream.served, events)
             self._ask_log(stream, ConsumerEvent.CHECK_LOG)
             return
-        stream.served = log = log.sanitised()
+        stream.served = log = log.newest_first()
         if self._left_behind(stream, log, events):
             return
         if stream.skip_until:

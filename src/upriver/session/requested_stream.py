@@ -38,7 +38,7 @@ class StreamOptions:
     #: go back to any seqno by itself does not need this: it receives the rollback seqno in a
     #: `RolledBack` event that was not carried out (``refused``), and opens the stream again.
     asks_log: bool = True
-    #: The consumer group's name, which drafts 002 and 000 send in a request.
+    #: The group id, which drafts 002 and 000 send in a request: there a connection has no name.
     group: str = "upriver"
 
 

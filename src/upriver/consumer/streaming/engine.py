@@ -348,6 +348,7 @@ class Engine:
             same_branch=one_branch,
             # with STOP, the answer to the stream request says whether the branch is still served
             asks_log=not one_branch or reader.sent_back,
+            group=self._settings.connection_name,
         )
         self._sessions[connection].open(reader.vbucket, reader.position, options)
         reader.asked(self._loop.time(), connection)

@@ -210,7 +210,7 @@ def failover_log(vbucket: int, *, streaming: bool = False) -> Conversation[Failo
     answer: m.Response = yield request
     if isinstance(answer, m.FailoverLogResponse | kv.GetFailoverLogResponse):
         if answer.failover_log:
-            return FailoverLog(answer.failover_log).sanitised()
+            return FailoverLog(answer.failover_log).newest_first().sanitised()
         raise NoHistory(vbucket)
     if answer.status not in _UNKNOWN:
         raise refused(answer, f"the failover log of vbucket {vbucket}")
@@ -225,7 +225,7 @@ def failover_log(vbucket: int, *, streaming: bool = False) -> Conversation[Failo
         if len(entry) == len(("id", "seq"))
     )
     if log:
-        return FailoverLog(log).sanitised()
+        return FailoverLog(log).newest_first().sanitised()
     if (yield from vbucket_states()).get(vbucket) == _ACTIVE:
         raise NoHistory(vbucket)
     raise StatusError(Status.NOT_MY_VBUCKET, request=f"the failover log of vbucket {vbucket}")

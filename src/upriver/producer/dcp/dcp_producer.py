@@ -255,6 +255,8 @@ class DcpProducer:
     def _stream_request(self, request: m.StreamRequest, dialect: Dialect) -> m.Message:
         bucket = self._outlet.bucket()
         options = self._options
+        # The group id of drafts 002 and 000: a name for statistics, which several may have.
+        self.name = self.name or request.group
         facts = None if bucket is None else vbucket_facts(bucket, request.vbucket)
         decision = decide(
             request,
