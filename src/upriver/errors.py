@@ -117,6 +117,7 @@ class Status(Enum):
     XATTR_INVALID = auto()
     UNKNOWN_COLLECTION = auto()
     MANIFEST_NOT_APPLIED = auto()
+    MANIFEST_AHEAD = auto()
     UNKNOWN_SCOPE = auto()
     STREAM_ID_INVALID = auto()
     DURABILITY_INVALID_LEVEL = auto()
@@ -177,6 +178,7 @@ _RETRIABLE = frozenset(
         Status.BUSY,
         Status.TEMPORARY_FAILURE,
         Status.MANIFEST_NOT_APPLIED,
+        Status.MANIFEST_AHEAD,
         Status.SYNC_WRITE_IN_PROGRESS,
         Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS,
     }

@@ -81,10 +81,10 @@ def test_a_branch_of_which_nothing_was_read_is_no_reason_to_go_back(
     assert rollback_point(served, found.offset, high_seqno=20) is None
 
 
-def test_an_unknown_history_leads_to_the_beginning_and_keeps_what_is_not_of_it() -> None:
+def test_an_unknown_history_leads_to_the_beginning_and_names_no_manifest() -> None:
     position = replace(at(9, vbuuid=A, boundaries=(9,)), manifest_uid=4)
     found, reason = agree(position, FailoverLog.of((B, 0)))
-    assert (found, reason) == (Position(manifest_uid=4), RollbackReason.UNKNOWN_BRANCH)
+    assert (found, reason) == (Position(), RollbackReason.UNKNOWN_BRANCH)
 
 
 @pytest.mark.parametrize(

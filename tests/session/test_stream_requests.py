@@ -243,6 +243,12 @@ FILTERS: list[tuple[str, Status | FilterKind]] = [
     ("", FilterKind.EVERYTHING),
     ('{"uid":"17"}', FilterKind.EVERYTHING),
     ('{"uid":"17","unknown":1}', FilterKind.EVERYTHING),
+    ('{"uid":"16","collections":["8"]}', FilterKind.COLLECTIONS),
+    ('{"uid":"18"}', Status.MANIFEST_AHEAD),
+    ('{"uid":"18","collections":["77"]}', Status.UNKNOWN_COLLECTION),
+    ('{"uid":17}', Status.INVALID),
+    ('{"uid":"x"}', Status.INVALID),
+    ('{"uid":"10000000000000000"}', Status.INVALID),
     ('{"collections":["0","8"]}', FilterKind.COLLECTIONS),
     ('{"collections":[]}', FilterKind.COLLECTIONS),
     ('{"scope":"9"}', FilterKind.SCOPE),
@@ -287,6 +293,16 @@ def test_filters(value: str, expected: Status | FilterKind) -> None:
 def test_a_refused_collection_names_the_manifest() -> None:
     request = replace(REQUEST, filter=b'{"collections":["77"]}')
     decision = decided(request, options=connection(collections=True))
+    assert isinstance(decision, Refusal)
+    assert decision.manifest_uid == 0x17
+
+
+def test_a_manifest_of_a_lost_history_is_rolled_back_first() -> None:
+    """Else a reader whose branch is gone would wait for a manifest that never comes."""
+    options = connection(collections=True)
+    ahead = replace(REQUEST, filter=b'{"uid":"18"}')
+    assert isinstance(decided(replace(ahead, vbuuid=0x2A), options=options), RollbackTo)
+    decision = decided(ahead, options=options)
     assert isinstance(decision, Refusal)
     assert decision.manifest_uid == 0x17
 

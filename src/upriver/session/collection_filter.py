@@ -55,6 +55,8 @@ class StreamFilter:
     stream_id: int | None = None
     #: The purge seqno that the consumer received last.
     purge_seqno: int = 0
+    #: The uid of the newest manifest that the consumer has seen; 0 if it names none.
+    manifest_uid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class _Parser:
 
     def filter(self) -> StreamFilter:
         stream_id = self._stream_id()
+        uid = self._get("uid", str)
         kind, collections, scope = self._selection()
         purge = self._get("purge_seqno", str)
         if purge is not None and not (purge.isascii() and purge.isdigit()):
@@ -141,6 +144,7 @@ class _Parser:
             scope=scope,
             stream_id=stream_id,
             purge_seqno=int(purge) if purge else 0,
+            manifest_uid=0 if uid is None else _hex(uid, "manifest", _MAX_SEQNO),
         )
 
     def _stream_id(self) -> int | None:
@@ -182,13 +186,13 @@ class _Parser:
         return content
 
 
-def _hex(text: str, what: str) -> int:
+def _hex(text: str, what: str, most: int = _MAX_ID) -> int:
     try:
         if text.startswith(("-", "+", " ")) or "_" in text:
             raise ValueError
         number = int(text, 16)
     except ValueError:
         raise FilterRefused(Status.INVALID, f"{text!r} is no {what} id in hex") from None
-    if number > _MAX_ID:
-        raise FilterRefused(Status.INVALID, f"{text!r} does not fit 32 bits")
+    if number > most:
+        raise FilterRefused(Status.INVALID, f"{text!r} does not fit {most.bit_length()} bits")
     return number

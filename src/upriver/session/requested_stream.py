@@ -120,7 +120,12 @@ class RequestedStream:
             high_seqno=None if names_snapshots else _branch_start(position),
             group="" if dialect.opens_connections else options.group,
             flags=options.flags,
-            filter=_filter(options, position.purge_seqno if names_purge_seqno else 0, start),
+            filter=_filter(
+                options.filter,
+                start,
+                purge_seqno=position.purge_seqno if names_purge_seqno else 0,
+                manifest_uid=position.manifest_uid if dialect.collections else 0,
+            ),
         )
 
     # ---- rules of snapshots and seqnos -----------------------------------------------------
@@ -177,15 +182,18 @@ class RequestedStream:
             raise broken_rule("snapshot", self.vbucket, detail)
 
 
-def _filter(options: StreamOptions, purge_seqno: int, start: int) -> bytes:
-    """Returns the collection filter of a request, with the purge seqno if it is needed.
+def _filter(chosen: bytes, start: int, *, purge_seqno: int, manifest_uid: int) -> bytes:
+    """Returns the collection filter of a request, with what a consumer that resumes has seen.
 
-    A consumer below the producer's purge seqno may continue if it names that same purge seqno.
+    That is the newest collections manifest, and the purge seqno if it is needed: a consumer below
+    the producer's purge seqno may continue if it names that same purge seqno.
     """
-    if not 0 < start < purge_seqno:
-        return options.filter
-    chosen = json.loads(options.filter or b"{}")
-    return json.dumps({**chosen, "purge_seqno": str(purge_seqno)}).encode()
+    seen: dict[str, str] = {}
+    if start and manifest_uid:
+        seen["uid"] = f"{manifest_uid:x}"
+    if 0 < start < purge_seqno:
+        seen["purge_seqno"] = str(purge_seqno)
+    return json.dumps({**json.loads(chosen or b"{}"), **seen}).encode() if seen else chosen
 
 
 def _branch_start(position: Position) -> int:

@@ -59,13 +59,13 @@ def _renamed(position: Position, vbuuid: int) -> Position:
 
 
 def _at(position: Position, point: int, vbuuid: int) -> Position:
+    """Returns the position at ``point``. Which manifest the consumer had seen there is unknown."""
     if point == 0:
-        return Position(manifest_uid=position.manifest_uid)
+        return Position()
     return Position(
         offset=StreamOffset.at(vbuuid, point),
         log=_followed(position, vbuuid).truncated(point),
         boundaries=tuple(b for b in position.boundaries if b <= point),
-        manifest_uid=position.manifest_uid,
         purge_seqno=position.purge_seqno,
         origin=min(position.origin, point),
     )

@@ -74,17 +74,20 @@ class Position:
         return self.boundaries[index - 1] if index else min(self.origin, seqno)
 
     def rewound(self, seqno: int) -> Position:
-        """Returns the position at the newest boundary at most ``seqno``, on the branch of then."""
+        """Returns the position at the newest boundary at most ``seqno``, on the branch of then.
+
+        An earlier position names no manifest: which one the consumer had seen by then is not known.
+        """
         point = self.boundary_at_most(seqno)
         if point == 0:
-            return Position(manifest_uid=self.manifest_uid)
+            return Position()
         log = self.log.truncated(point)
         vbuuid = log.newest.vbuuid if len(log) else self.offset.vbuuid
         return Position(
             offset=StreamOffset.at(vbuuid, point),
             log=log,
             boundaries=tuple(b for b in self.boundaries if b <= point),
-            manifest_uid=self.manifest_uid,
+            manifest_uid=self.manifest_uid if point == self.seqno else 0,
             origin=min(self.origin, point),
         )
 
@@ -184,7 +187,7 @@ class PositionTracker:
         between = self._pending is None and self.is_consistent
         self._pending = None if between else Snapshot(0, self.snapshot.end)
         self._snapshot, self._boundaries = Snapshot(0, 0), []
-        self.seqno = self.origin = 0
+        self.seqno = self.origin = self.manifest_uid = 0
 
     def _remember(self, seqno: int) -> None:
         boundaries = self._boundaries

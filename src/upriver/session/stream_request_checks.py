@@ -2,7 +2,8 @@
 
     flags, value ──> vbucket exists ──> its state ──> from latest ──> noop for new features
        ──> start <= end ──> snapshot around start ──> filter ──> no such stream yet
-       ──> rollback ──> to latest, disk only ──> start <= end, start <= high ──> resources
+       ──> rollback ──> manifest ──> to latest, disk only ──> start <= end, start <= high
+       ──> resources
 
 The first check that fails determines the answer. All facts are passed as arguments.
 """
@@ -152,6 +153,10 @@ def decide(
     rollback = _rollback(request, vbucket, offset, wanted)
     if rollback is not None:
         return rollback
+    known = vbucket.collections.uid
+    if wanted.manifest_uid > known:
+        context = f"the manifest {wanted.manifest_uid:x} is newer than {known:x}, the one here"
+        return Refusal(Status.MANIFEST_AHEAD, context, known)
     return _accept(request, vbucket, offset, end, wanted, short_of_memory)
 
 

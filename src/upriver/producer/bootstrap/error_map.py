@@ -73,6 +73,7 @@ ERRORS: Final[dict[Status, tuple[str, str]]] = {
     S.XATTR_INVALID: ("the extended attributes are not valid", "invalid-input"),
     S.UNKNOWN_COLLECTION: ("there is no such collection", "invalid-input"),
     S.MANIFEST_NOT_APPLIED: ("the manifest cannot be applied", "invalid-input"),
+    S.MANIFEST_AHEAD: ("the client knows a newer manifest", "temp retry-later"),
     S.UNKNOWN_SCOPE: ("there is no such scope", "invalid-input"),
     S.STREAM_ID_INVALID: ("the stream id is not valid", "invalid-input"),
     S.DURABILITY_INVALID_LEVEL: ("there is no such durability", "invalid-input"),
