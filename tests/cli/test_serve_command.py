@@ -132,6 +132,21 @@ def test_documents_survive_a_restart_where_they_have_a_place(tmp_path: Path) -> 
     assert "vbuckets is 8, but the bucket default was created with 4" in line
 
 
+def test_document_004_can_be_followed_and_its_refusals_are_logged() -> None:
+    asked = m.StreamRequest(vbucket=0, start=0, end=0, snapshot_start=0, snapshot_end=0, opaque=9)
+    with serving("--vbuckets", "1", "--end-zero-is-no-end") as served:
+        with Talk(served.source) as talk, Talk(served.source) as writer:
+            talk.open()
+            talk.send(asked)
+            assert isinstance(talk.read(), m.StreamAccepted)
+            writer.ask(kv.Set(key=b"k", value=b"v", vbucket=0))
+            assert talk.read_until(m.Mutation)[-1].opaque == 9
+            refused = talk.ask(m.StreamRequest(vbucket=0, start=3, end=2))
+            assert refused.status is Status.RANGE
+        _, _, errors = served.stop()
+    assert "the stream request of vbucket 0 (draft dcp) is refused with RANGE: start 3" in errors
+
+
 @pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])
 def test_writes_go_on_without_a_restart_when_there_is_room_again(
     tmp_path: Path, limit: int

@@ -192,7 +192,9 @@ def test_an_end_of_zero() -> None:
     assert has_nothing_to_send(decided(replace(REQUEST, start=0, vbuuid=0, end=0)))
     assert status(decided(replace(REQUEST, end=0))) is Status.RANGE
     literal = Policy(end_zero_is_unbounded=True)
-    assert accepted(decided(replace(REQUEST, end=0), policy=literal)).end == NO_END
+    today = replace(REQUEST, end=0, snapshot_start=950, snapshot_end=950)
+    assert accepted(decided(today, policy=literal)).end == NO_END
+    assert status(decided(replace(REQUEST, end=0), policy=literal)) is Status.RANGE
 
 
 def test_start_at_end_ends_at_once() -> None:

@@ -60,7 +60,8 @@ class VBucketFacts:
 class Policy:
     """The producer's configuration of these checks."""
 
-    #: Whether an end of 0 means no end, as draft 004 says. Couchbase servers end at once.
+    #: Whether an end of 0 in a request of document 004 means no end, as that says. Couchbase
+    #: servers end at once. In the older drafts a stream ends when its end seqno was sent.
     end_zero_is_unbounded: bool = False
     #: Whether xattrs and collections require noops, as on Couchbase servers.
     noop_mandatory: bool = True
@@ -174,7 +175,8 @@ def _position(
     Drafts without snapshots in their requests resume only at the end of a snapshot. For them the
     snapshot starts and ends at the start seqno.
     """
-    end = NO_END if request.end == 0 and policy.end_zero_is_unbounded else request.end
+    is_004 = request.snapshot_end is not None
+    end = request.end or (NO_END if is_004 and policy.end_zero_is_unbounded else 0)
     if request.flags & StreamFlag.FROM_LATEST:
         high = vbucket.high_seqno
         vbuuid = request.vbuuid or vbucket.failover_log.newest.vbuuid

@@ -32,7 +32,9 @@ class TemporaryProducer(BucketScript):
 
     ``data`` is a directory that keeps the documents. ``advertise`` is the address that the server
     gives its clients instead of its own, such as that of a `ChaosProxy`. ``wall`` is the clock, in
-    nanoseconds since 1970, to let documents expire without waiting.
+    nanoseconds since 1970, to let documents expire without waiting. With ``end_zero_is_no_end`` a
+    stream whose request has the end seqno 0 never ends, as document 004 says; Couchbase Server ends
+    it at once.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class TemporaryProducer(BucketScript):
         bucket: str = "default",
         data: Path | None = None,
         advertise: tuple[str, int] | None = None,
+        end_zero_is_no_end: bool = False,
         settings: ServerSettings | None = None,
         bucket_settings: BucketSettings | None = None,
         wall: Callable[[], int] = time.time_ns,
@@ -51,6 +54,9 @@ class TemporaryProducer(BucketScript):
         self._settings = replace(settings or ServerSettings(), port=0)
         if advertise is not None:
             self._settings = replace(self._settings, advertise=_written(*advertise))
+        if end_zero_is_no_end:
+            policy = replace(self._settings.policy, end_zero_is_unbounded=True)
+            self._settings = replace(self._settings, policy=policy)
         self._bucket_settings = bucket_settings or settings_for_tests(vbuckets)
         self._wall = wall
         self._directory: tempfile.TemporaryDirectory[str] | None = None

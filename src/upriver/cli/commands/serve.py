@@ -129,6 +129,12 @@ _SWITCH_SECONDS: Final = 0.0005
     help="Close connections that ask for a failover log before Open, as release 3.0.2 does.",
 )
 @click.option(
+    "--end-zero-is-no-end",
+    is_flag=True,
+    help="Never end a stream whose request has the end seqno 0, as document 004 says. Couchbase "
+    "Server ends it at once, and readers of an empty vbucket up to now rely on that.",
+)
+@click.option(
     "--peers",
     type=click.Choice([release.value for release in PeerRelease]),
     default=PeerRelease.TODAY.value,
@@ -174,6 +180,7 @@ def serve(
     write_memory: int | None,
     plain_without_tls: bool,
     log_needs_open: bool,
+    end_zero_is_no_end: bool,
     peers: str,
     dashboard: Sequence[int] | None,
     dashboard_host: str,
@@ -211,7 +218,7 @@ def serve(
         max_connections=max_connections,
         buffer_memory=buffer_memory * _MIB,
         plain_without_tls=plain_without_tls,
-        policy=Policy(log_needs_open=log_needs_open),
+        policy=Policy(log_needs_open=log_needs_open, end_zero_is_unbounded=end_zero_is_no_end),
         peers=PeerRelease(peers),
     )
     memory = {"read_memory": read_memory, "write_memory": write_memory}
