@@ -1,0 +1,213 @@
+"""The packets that the five documents print, and servers that know one document and no more."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from packets import Packets
+from talk import Listening, Talk
+
+from upriver.model import FailoverLog, VBucketState
+from upriver.store import Applied, BeginSnapshot, Replicate
+from upriver.testing import TemporaryProducer
+from upriver.wire import canonical
+
+_VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["seed"]
+#: By document and number: the bytes as they are printed, and with their lengths put right.
+PRINTED = {(x["draft"], x["n"]): bytes.fromhex(x["literal"]) for x in _VECTORS}
+RIGHT = {(x["draft"], x["n"]): bytes.fromhex(x["corrected"]) for x in _VECTORS if x["corrected"]}
+
+#: Quick to try again, for readers whose server refuses something once.
+SOON: dict[str, Any] = {"retry_first": 0.01, "retry_most": 0.05}
+
+_HEADER_002 = struct.Struct(
+    ">"
+    "B"  # opcode
+    "3s"  # reserved
+    "I"  # request id
+    "I"  # length of what follows
+)
+_HEADER = struct.Struct(
+    ">"
+    "B"  # magic
+    "B"  # opcode
+    "H"  # key length
+    "B"  # extras length
+    "B"  # datatype
+    "H"  # vbucket of a request, status of an answer
+    "I"  # total body length
+    "I"  # opaque
+    "Q"  # cas
+)
+
+
+class Packet002(NamedTuple):
+    """A packet of document 002, cut by its header."""
+
+    opcode: int
+    reserved: bytes
+    request: int
+    length: int
+    body: bytes
+
+    @classmethod
+    def of(cls, packet: bytes) -> Self:
+        return cls._make((*_HEADER_002.unpack_from(packet), packet[_HEADER_002.size :]))
+
+
+class Packet(NamedTuple):
+    """A packet with memcached's header, cut by that."""
+
+    magic: int
+    opcode: int
+    key_length: int
+    extras_length: int
+    datatype: int
+    #: The vbucket of a request, the status of an answer.
+    place: int
+    length: int
+    opaque: int
+    cas: int
+    body: bytes
+
+    @classmethod
+    def of(cls, packet: bytes) -> Self:
+        return cls._make((*_HEADER.unpack_from(packet), packet[_HEADER.size :]))
+
+
+def request_002(body: bytes, request: int = 0x2D) -> bytes:
+    return _HEADER_002.pack(1, bytes(3), request, len(body)) + body
+
+
+def changed(packet: bytes, *changes: tuple[int, bytes]) -> bytes:
+    """A packet with other bytes at some offsets."""
+    copy = bytearray(packet)
+    for at, data in changes:
+        copy[at : at + len(data)] = data
+    return bytes(copy)
+
+
+def u16(number: int) -> bytes:
+    return number.to_bytes(2)
+
+
+def u32(number: int) -> bytes:
+    return number.to_bytes(4)
+
+
+def u64(number: int) -> bytes:
+    return number.to_bytes(8)
+
+
+def exchange(talk: Talk, packet: bytes) -> bytes:
+    """Sends bytes and returns those of the next packet."""
+    talk.socket.sendall(packet)
+    return talk.packet()
+
+
+def packets_until(talk: Talk, last: Callable[[bytes], bool]) -> list[bytes]:
+    """Packets up to and with the first for which this is true."""
+    found = [talk.packet()]
+    while not last(found[-1]):
+        found.append(talk.packet())
+    return found
+
+
+def is_closed(producer: Listening, *packets: bytes) -> bool:
+    """Whether a new connection is closed after some packets, whatever is said before that."""
+    with Talk(producer) as talk:
+        talk.socket.sendall(b"".join(packets))
+        return talk.is_closed()
+
+
+def give(
+    producer: TemporaryProducer,
+    vbucket: int,
+    *frames: bytes,
+    log: tuple[tuple[int, int], ...],
+) -> None:
+    """Gives a vbucket stored changes, as one snapshot, and a failover log."""
+    bucket = producer.bucket
+    bucket.set_state(vbucket, VBucketState.REPLICA)
+    if frames:
+        snapshot = BeginSnapshot(vbucket, 1, canonical.seqno_of(frames[-1]))
+        changes = [Replicate(vbucket, frame) for frame in frames]
+        for outcome in bucket.write_many([snapshot, *changes]):
+            assert isinstance(outcome, Applied), outcome
+    bucket.set_failover_log(vbucket, FailoverLog.of(*log))
+    bucket.set_state(vbucket, VBucketState.ACTIVE, transfer=True)
+
+
+class DocumentServer:
+    """A server that knows what ``answer`` knows: for each packet, those that it sends.
+
+    Where that is None it hangs up. ``heard`` has what came, on any connection.
+    """
+
+    def __init__(self, answer: Callable[[bytes], Iterable[bytes] | None]) -> None:
+        self._answer = answer
+        self.heard: list[bytes] = []
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for connection in self._sockets:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    @property
+    def source(self) -> str:
+        return f"couchbase://127.0.0.1:{self._listener.getsockname()[1]}/default"
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._sockets.append(connection)
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            for packet in Packets(connection):
+                self.heard.append(packet)
+                said = self._answer(packet)
+                if said is None:
+                    return
+                connection.sendall(b"".join(said))
+
+
+def plain(request: bytes, status: int = 0, value: bytes = b"") -> bytes:
+    """An answer with memcached's header, a status and perhaps a value."""
+    asked = Packet.of(request)
+    head = _HEADER.pack(0x81, asked.opcode, 0, 0, 0, status, len(value), asked.opaque, 0)
+    return head + value
+
+
+def reply(request: bytes, packet: bytes) -> bytes:
+    """A packet of a document with the opaque, or request id, of what it answers."""
+    at = 4 if request[0] < 0x80 else 12
+    return changed(packet, (at, request[at : at + 4]))
