@@ -36,6 +36,13 @@ _TITLES: Final = {
     "001": "Draft 001",
     "dcp": "DCP, as servers speak it today",
 }
+#: Where `docs/reference/seeds.md` begins with the demands of each document that has commands.
+_DEMANDS: Final = {
+    "002": "document-002-upr-protocol",
+    "000": "document-000-upr-transport-specification",
+    "001": "document-001-upr-transport-specification",
+    "004": "document-004-stream-request-today",
+}
 _SIZES: Final = {"B": 1, "H": 2, "I": 4, "Q": 8}
 
 
@@ -68,6 +75,7 @@ def _page(command: Command) -> Iterator[str]:
         yield f"- {rule}"
     if note.rules:
         yield ""
+    yield from _demands(command)
     for dialect in _DIALECTS:
         found = _layouts(dialect, command)
         if found:
@@ -78,6 +86,18 @@ def _page(command: Command) -> Iterator[str]:
     missing = [_TITLES[one.name] for one in _DIALECTS if not _layouts(one, command)]
     if missing:
         yield f"Not in: {', '.join(missing)}.\n"
+
+
+def _demands(command: Command) -> Iterator[str]:
+    """Links to what the documents that have a command demand of it."""
+    if command is Command.CONTROL:  # which clients of draft 001 send, and its document has not
+        return
+    documents = [one.name for one in _DIALECTS if one.name in _DEMANDS and _layouts(one, command)]
+    if command is Command.STREAM_REQUEST:
+        documents.append("004")
+    links = ", ".join(f"[{name}](../seeds.md#{_DEMANDS[name]})" for name in documents)
+    if links:
+        yield f"What the documents demand, and what Upriver does: {links}.\n"
 
 
 def _layouts(dialect: Any, command: Command) -> list[Layout]:
@@ -285,7 +305,8 @@ def _index() -> Iterator[str]:
         "it and an example. The [key-value commands](key-value.md) are in one table. All of it is "
         "made from the tables by which Upriver decodes and encodes packets. "
         "[The drafts and their mistakes](../../explanation/drafts-and-their-mistakes.md) says how "
-        "the drafts differ and what their documents get wrong.\n"
+        "the drafts differ and what their documents get wrong, and "
+        "[the five documents](../seeds.md) what each of them demands and Upriver does.\n"
     )
     yield (
         "From draft 000 on, packets have memcached's header of 24 bytes: magic, opcode, key length "
