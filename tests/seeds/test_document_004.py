@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from seedkit import (
+    PRINTED,
     RIGHT,
+    SOON,
+    DocumentServer,
     Packet,
     changed,
     exchange,
@@ -15,15 +18,18 @@ from seedkit import (
     is_closed,
     packets_until,
     plain,
+    reply,
     u16,
     u32,
     u64,
 )
 from talk import Talk
 
-from upriver.errors import Status
-from upriver.model import VBucketState
+from upriver.consumer import Consumer, Rollback
+from upriver.errors import Status, StatusError
+from upriver.model import FailoverLog, Snapshot, StreamOffset, VBucketState
 from upriver.producer.server_settings import ServerSettings
+from upriver.session.stream_position import Position
 from upriver.session.stream_request_checks import Policy
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
@@ -219,6 +225,13 @@ def test_one_who_is_ahead_on_its_branch_goes_back_to_the_high_seqno(talk: Talk) 
     assert exchange(talk, at(5, 9)) == changed(BACK, (24, u64(3)))
 
 
+def test_the_printed_second_request_is_waited_for_until_it_is_whole(talk: Talk) -> None:
+    """It announces 8 bytes more than it has."""
+    talk.socket.sendall(PRINTED["004", 3])
+    assert len(AGAIN) - len(PRINTED["004", 3]) == 8
+    assert status(exchange(talk, bytes(8))) == 0
+
+
 # ---- statuses ----------------------------------------------------------------------------
 
 
@@ -289,3 +302,89 @@ def test_a_request_on_a_connection_that_was_not_opened_ends_it(
     producer: TemporaryProducer,
 ) -> None:
     assert is_closed(producer, AGAIN)
+
+
+# ---- the library -------------------------------------------------------------------------
+
+
+def knows_004(stream: Callable[[bytes], Iterable[bytes]]) -> DocumentServer:
+    """A server that opens connections and knows the request of the document, and nothing else."""
+
+    def answer(packet: bytes) -> Iterable[bytes]:
+        asked = Packet.of(packet)
+        if asked.opcode == 0x50:
+            return [reply(packet, OPENED)]
+        if asked.opcode == 0x54:
+            return [changed(reply(packet, OK), (1, b"\x54"))]
+        if (asked.opcode, asked.extras_length) == (0x53, 48):
+            return stream(packet)
+        return [plain(packet, 0x81)]
+
+    return DocumentServer(answer)
+
+
+def marker(request_: bytes, start: int, end: int) -> bytes:
+    head = changed(plain(request_)[:24], (0, b"\x80\x56"), (4, b"\x14"), (8, u32(20)))
+    return head + u64(start) + u64(end) + u32(1)
+
+
+def test_the_library_has_the_printed_exchange_with_a_server() -> None:
+    """It names the printed position, goes back to 0 as it is told, and is accepted."""
+    asked: list[bytes] = []
+
+    def stream(request_: bytes) -> list[bytes]:
+        asked.append(request_)
+        if len(asked) == 1:
+            return [reply(request_, BACK)]
+        change = canonical.mutation(0, 7, 1, 9, 0, 0, 0, b"k", b"v")
+        return [reply(request_, p) for p in (OK, marker(request_, 0, 7), change)]
+
+    here = StreamOffset(BRANCH, 0xFFEEDD, Snapshot(0xFFEEDD, 0xFFEEFF))
+    where = Position(here, FailoverLog.of((BRANCH, 0x5432)))
+    told: list[Rollback] = []
+    with (
+        knows_004(stream) as server,
+        Consumer(
+            server.source,
+            dialect="dcp",
+            vbuckets=frozenset({0}),
+            start={0: where},
+            on_rollback=told.append,
+            **SOON,
+        ) as consumer,
+    ):
+        assert next(iter(consumer)).seqno == 7
+    active_only = (FLAGS, u32(0x10))
+    assert asked[0] == changed(REQUEST, active_only, (OPAQUE, asked[0][12:16]))
+    assert asked[1] == changed(AGAIN, active_only, (OPAQUE, asked[1][12:16]), (VBUUID, u64(0)))
+    assert [(rollback.from_seqno, rollback.to_seqno) for rollback in told] == [(0xFFEEDD, 0)]
+
+
+@pytest.mark.parametrize("number", [0x22, 0x04, 0x8D])
+def test_a_refusal_that_stays_ends_the_reading_of_the_library(number: int) -> None:
+    with (
+        knows_004(lambda request_: [plain(request_, number)]) as server,
+        pytest.raises(StatusError),
+    ):
+        read_once(server)
+
+
+@pytest.mark.parametrize("number", [0x02, 0x07, 0x82, 0x86])
+def test_a_refusal_that_passes_is_asked_again_by_the_library(number: int) -> None:
+    asked: list[bytes] = []
+
+    def stream(request_: bytes) -> list[bytes]:
+        asked.append(request_)
+        if len(asked) == 1:
+            return [plain(request_, number)]
+        change = canonical.mutation(0, 7, 1, 9, 0, 0, 0, b"k", b"v")
+        return [reply(request_, p) for p in (OK, marker(request_, 0, 7), change)]
+
+    with knows_004(stream) as server:
+        assert read_once(server) == 7
+
+
+def read_once(server: DocumentServer) -> int:
+    """The seqno of the first change that a reader gets."""
+    with Consumer(server.source, dialect="dcp", vbuckets=frozenset({0}), **SOON) as consumer:
+        return next(iter(consumer)).seqno

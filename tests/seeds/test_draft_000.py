@@ -351,6 +351,14 @@ def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
     ) + (b"upriver")
 
 
+def test_the_library_asks_for_the_failover_log_before_and_after_a_stream_is_accepted() -> None:
+    """The OK of this document does not have it."""
+    with knows_000(printed_stream) as server:
+        read(server)
+    asked = [packet[1] for packet in server.heard if packet[6:8] == u16(12)]
+    assert asked == [0x51, 0x50, 0x51]
+
+
 def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
     with knows_000(printed_stream) as server:
         assert len(read(server, dialect="auto")) == 3

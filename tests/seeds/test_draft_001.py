@@ -27,7 +27,7 @@ from seedkit import (
 from talk import Talk
 
 from upriver.consumer import Change, Consumer, Flushed, Rollback
-from upriver.errors import Status
+from upriver.errors import RemoteProtocolError, Status
 from upriver.model import FailoverLog, Op, VBucketState
 from upriver.session.consumer_events import StateAsked
 from upriver.testing import TemporaryProducer
@@ -468,6 +468,49 @@ def test_the_library_takes_a_rollback_and_not_found_for_an_unknown_vbuuid() -> N
     assert goes_back(changed(plain(REQUEST), (6, u16(1))), to=0) == [0]
 
 
+def test_the_library_that_knows_no_branch_of_a_log_begins_anew() -> None:
+    asked: list[bytes] = []
+
+    def stream(request: bytes) -> list[bytes]:
+        asked.append(request)
+        return printed_stream(request)
+
+    told: list[Rollback] = []
+    elsewhere = at(5, vbuuid=1, log=FailoverLog.of((1, 0)), boundaries=(5,))
+    with knows_001(stream) as server:
+        changes = read(server, start={0: elsewhere}, on_rollback=told.append)
+    assert [change.seqno for change in changes] == [4, 5, 6]
+    assert [(rollback.from_seqno, rollback.to_seqno) for rollback in told] == [(5, 0)]
+    assert [request[START:HIGH] for request in asked] == [u64(0) + u64(6) + u64(0)]
+
+
+def test_the_library_says_where_its_branch_began() -> None:
+    asked: list[bytes] = []
+
+    def stream(request: bytes) -> list[bytes]:
+        asked.append(request)
+        return printed_stream(request)
+
+    log = FailoverLog.of((BRANCH, 3), (7, 0))
+    with knows_001(stream) as server:
+        read(server, start={0: at(5, vbuuid=BRANCH, log=log, boundaries=(5,))})
+    assert [request[START:] for request in asked] == [u64(5) + u64(6) + u64(BRANCH) + u64(3)]
+
+
+def test_a_snapshot_is_whole_at_the_next_marker_and_at_the_end_of_the_stream() -> None:
+    def stream(request: bytes) -> list[bytes]:
+        items = [changed(item, (VBUCKET, u16(0))) for item in (MUTATION, DELETION)]
+        packets = [OK, MARKER, items[0], MARKER, items[1], END_OK]
+        return [reply(request, packet) for packet in packets]
+
+    with (
+        knows_001(stream) as server,
+        Consumer(server.source, dialect="001", vbuckets=frozenset({0}), end={0: 5}) as consumer,
+    ):
+        assert [change.seqno for change in consumer] == [4, 5]
+        assert consumer.position().position(0).boundaries == (4, 5)
+
+
 def test_bytes_after_a_change_are_its_metadata_and_not_its_value() -> None:
     extended = MUTATION + b"meta"
     extended = changed(extended, (8, u32(40 + 4)), (52, u16(4)))
@@ -479,6 +522,33 @@ def test_bytes_after_a_change_are_its_metadata_and_not_its_value() -> None:
     with knows_001(stream) as server:
         (change,) = read(server, end={0: 4})
     assert (change.key, change.value) == (b"hello", b"world")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        with_parts(MUTATION, extras=MUTATION[24:54]),
+        with_parts(MUTATION, key=b"hello", value=b"world"),
+        with_parts(DELETION, extras=DELETION[24:42], key=b"hello", value=b"world"),
+        with_parts(EXPIRATION, extras=EXPIRATION[24:42]),
+        with_parts(MARKER, extras=bytes(4)),
+        with_parts(END_OK),
+        with_parts(FLUSH, key=b"k"),
+        with_parts(DEAD, extras=b"\x09"),
+    ],
+    ids=[
+        *("mutation without key", "mutation without extras", "deletion with value"),
+        *("expiration without key", "marker with extras", "end without extras"),
+        *("flush with key", "state 9"),
+    ],
+)
+def test_the_library_takes_no_message_that_is_made_otherwise(wrong: bytes) -> None:
+    def stream(request: bytes) -> list[bytes]:
+        here = changed(wrong, (VBUCKET, u16(0)))
+        return [reply(request, packet) for packet in (OK, MARKER, here)]
+
+    with knows_001(stream) as server, pytest.raises(RemoteProtocolError):
+        read(server)
 
 
 def test_a_flush_and_a_state_are_events_of_the_library() -> None:
