@@ -1,18 +1,13 @@
-"""The packets that the five documents print, and servers that know one document and no more."""
+"""The packets that the five documents print, and what they are sent and compared with."""
 
 from __future__ import annotations
 
 import json
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from packets import Packets
 from talk import Listening, Talk
 
 from upriver.model import FailoverLog, VBucketState
@@ -144,60 +139,6 @@ def give(
             assert isinstance(outcome, Applied), outcome
     bucket.set_failover_log(vbucket, FailoverLog.of(*log))
     bucket.set_state(vbucket, VBucketState.ACTIVE, transfer=True)
-
-
-class DocumentServer:
-    """A server that knows what ``answer`` knows: for each packet, those that it sends.
-
-    Where that is None it hangs up. ``heard`` has what came, on any connection.
-    """
-
-    def __init__(self, answer: Callable[[bytes], Iterable[bytes] | None]) -> None:
-        self._answer = answer
-        self.heard: list[bytes] = []
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for connection in self._sockets:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    @property
-    def source(self) -> str:
-        return f"couchbase://127.0.0.1:{self._listener.getsockname()[1]}/default"
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._sockets.append(connection)
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-                self._threads[-1].start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            for packet in Packets(connection):
-                self.heard.append(packet)
-                said = self._answer(packet)
-                if said is None:
-                    return
-                connection.sendall(b"".join(said))
 
 
 def plain(request: bytes, status: int = 0, value: bytes = b"") -> bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from printed_servers import DocumentServer, knows_004, marker_004
 from seedkit import (
     PRINTED,
     RIGHT,
     SOON,
-    DocumentServer,
     Packet,
     changed,
     exchange,
@@ -307,27 +307,6 @@ def test_a_request_on_a_connection_that_was_not_opened_ends_it(
 # ---- the library -------------------------------------------------------------------------
 
 
-def knows_004(stream: Callable[[bytes], Iterable[bytes]]) -> DocumentServer:
-    """A server that opens connections and knows the request of the document, and nothing else."""
-
-    def answer(packet: bytes) -> Iterable[bytes]:
-        asked = Packet.of(packet)
-        if asked.opcode == 0x50:
-            return [reply(packet, OPENED)]
-        if asked.opcode == 0x54:
-            return [changed(reply(packet, OK), (1, b"\x54"))]
-        if (asked.opcode, asked.extras_length) == (0x53, 48):
-            return stream(packet)
-        return [plain(packet, 0x81)]
-
-    return DocumentServer(answer)
-
-
-def marker(request_: bytes, start: int, end: int) -> bytes:
-    head = changed(plain(request_)[:24], (0, b"\x80\x56"), (4, b"\x14"), (8, u32(20)))
-    return head + u64(start) + u64(end) + u32(1)
-
-
 def test_the_library_has_the_printed_exchange_with_a_server() -> None:
     """It names the printed position, goes back to 0 as it is told, and is accepted."""
     asked: list[bytes] = []
@@ -337,7 +316,7 @@ def test_the_library_has_the_printed_exchange_with_a_server() -> None:
         if len(asked) == 1:
             return [reply(request_, BACK)]
         change = canonical.mutation(0, 7, 1, 9, 0, 0, 0, b"k", b"v")
-        return [reply(request_, p) for p in (OK, marker(request_, 0, 7), change)]
+        return [reply(request_, p) for p in (OK, marker_004(request_, 0, 7), change)]
 
     here = StreamOffset(BRANCH, 0xFFEEDD, Snapshot(0xFFEEDD, 0xFFEEFF))
     where = Position(here, FailoverLog.of((BRANCH, 0x5432)))
@@ -378,7 +357,7 @@ def test_a_refusal_that_passes_is_asked_again_by_the_library(number: int) -> Non
         if len(asked) == 1:
             return [plain(request_, number)]
         change = canonical.mutation(0, 7, 1, 9, 0, 0, 0, b"k", b"v")
-        return [reply(request_, p) for p in (OK, marker(request_, 0, 7), change)]
+        return [reply(request_, p) for p in (OK, marker_004(request_, 0, 7), change)]
 
     with knows_004(stream) as server:
         assert read_once(server) == 7

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from consumerkit import at
+from printed_servers import SEQNO_000 as SEQNO
+from printed_servers import DocumentServer, knows_000, stream_000
 from seedkit import (
     PRINTED,
     RIGHT,
     SOON,
-    DocumentServer,
     Packet,
     changed,
     exchange,
     give,
     is_closed,
     packets_until,
-    plain,
     reply,
     u16,
     u32,
@@ -45,7 +45,6 @@ FLUSH, END_OK, END_CHANGED, ACTIVE = PACKETS[15], PACKETS[16], PACKETS[17], PACK
 #: Where the fields of a stream request are.
 VBUCKET, FLAGS, START, END, VBUUID, HIGH = 6, 24, 32, 40, 48, 56
 BRANCH = 0x3C58A  # the vbuuid in the printed request
-SEQNO = 0x8CB  # of the printed changes
 #: The printed changes as a store has them, by the packet that they are sent as.
 STORED = {
     MUTATION: canonical.mutation(12, SEQNO, 3, 165, 0, 0, 0, b"\0mykey", b"myvalue"),
@@ -307,25 +306,6 @@ def test_the_request_type_that_was_left_in_byte_5_is_ignored(filled: TemporaryPr
 # ---- the library -------------------------------------------------------------------------
 
 
-def knows_000(stream: Callable[[bytes], Iterable[bytes]], log: bytes = LOG) -> DocumentServer:
-    """A server that knows the two requests of the document and nothing else."""
-
-    def answer(packet: bytes) -> Iterable[bytes]:
-        if packet[:2] == REQUEST[:2] and packet[4] == 40:
-            return stream(packet)
-        return [reply(packet, log)] if packet[:2] == LOG_REQUEST[:2] else [plain(packet, 0x81)]
-
-    return DocumentServer(answer)
-
-
-def printed_stream(request: bytes, first: int = SEQNO) -> list[bytes]:
-    """The printed changes one after the other, the last of them with seqno ``first`` + 2."""
-    items = [changed(p, (24, u64(first + n))) for n, p in enumerate((MUTATION, DELETION))]
-    items.append(changed(EXPIRATION, (24, u64(first + 2))))
-    around = [OK, STREAM_START, SNAPSHOT_START, *items, SNAPSHOT_END, END_OK]
-    return [reply(request, packet) for packet in around]
-
-
 def read(server: DocumentServer, **options: object) -> list[Change]:
     wanted: dict[str, Any] = {
         "vbuckets": frozenset({12}),
@@ -338,29 +318,29 @@ def read(server: DocumentServer, **options: object) -> list[Change]:
 
 
 def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
-    with knows_000(printed_stream) as server:
+    with knows_000(stream_000) as server:
         changes = read(server)
     assert [(c.op, c.seqno, c.rev, c.cas, c.key, c.value) for c in changes] == [
         (Op.MUTATION, SEQNO, 3, 165, b"mykey", b"myvalue"),
         (Op.DELETION, SEQNO + 1, 3, 165, b"mykey", b""),
         (Op.EXPIRATION, SEQNO + 2, 3, 165, b"mykey", b""),
     ]
-    (asked,) = [packet for packet in server.heard if packet[:5] == b"\x80\x50\x00\x07\x28"]
-    assert asked[24:] == changed(
-        REQUEST[24:64], (16, u64(SEQNO + 2)), (24, u64(0)), (32, u64(0))
-    ) + (b"upriver")
+    (asked,) = [packet for packet in server.heard if Packet.of(packet).extras_length == 40]
+    nothing = ((16, u64(SEQNO + 2)), (24, u64(0)), (32, u64(0)))
+    assert asked[24:64] == changed(REQUEST[24:64], *nothing)
+    assert asked[64:].startswith(b"upriver")
 
 
 def test_the_library_asks_for_the_failover_log_before_and_after_a_stream_is_accepted() -> None:
     """The OK of this document does not have it."""
-    with knows_000(printed_stream) as server:
+    with knows_000(stream_000) as server:
         read(server)
     asked = [packet[1] for packet in server.heard if packet[6:8] == u16(12)]
     assert asked == [0x51, 0x50, 0x51]
 
 
 def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
-    with knows_000(printed_stream) as server:
+    with knows_000(stream_000) as server:
         assert len(read(server, dialect="auto")) == 3
 
 
@@ -368,7 +348,7 @@ def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
 def test_the_library_takes_failover_logs_of_any_length(pairs: int) -> None:
     entries = b"".join(u64(2000 - n) + u64(2000 - n) for n in range(pairs))
     log = changed(LOG[:24], (8, u32(len(entries)))) + entries
-    with knows_000(printed_stream, log) as server:
+    with knows_000(stream_000, log) as server:
         assert len(read(server)) == 3
 
 
@@ -377,7 +357,7 @@ def test_the_library_goes_back_to_where_the_document_says() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         asked.append(int.from_bytes(request[START : START + 8]))
-        return [reply(request, BACK)] if len(asked) == 1 else printed_stream(request, asked[-1] + 1)
+        return [reply(request, BACK)] if len(asked) == 1 else stream_000(request, asked[-1] + 1)
 
     told: list[Rollback] = []
     log = FailoverLog.of((0xDF2, 0xF294), (0x7B43, 0x9321))
@@ -404,7 +384,7 @@ def test_the_library_takes_both_statuses_of_not_my_vbucket(refusal: bytes) -> No
 
     def stream(request: bytes) -> list[bytes]:
         if refused:
-            return printed_stream(request)
+            return stream_000(request)
         refused.append(request)
         return [reply(request, refusal)]
 
@@ -418,7 +398,7 @@ def test_the_library_asks_again_after_a_state_that_changed() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         if ended:
-            return printed_stream(request)
+            return stream_000(request)
         ended.append(request)
         return [reply(request, packet) for packet in (OK, STREAM_START, END_CHANGED)]
 
@@ -428,7 +408,7 @@ def test_the_library_asks_again_after_a_state_that_changed() -> None:
 
 def test_a_flush_and_a_state_are_events_of_the_library() -> None:
     def stream(request: bytes) -> list[bytes]:
-        *before, end = printed_stream(request)
+        *before, end = stream_000(request)
         states = [changed(ACTIVE, (24, bytes([state]))) for state in (2, 3, 4, 1)]
         return [*before, *(reply(request, packet) for packet in (FLUSH, *states)), end]
 

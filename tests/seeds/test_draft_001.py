@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from consumerkit import at
+from printed_servers import DocumentServer, knows_001, stream_001
 from seedkit import (
     PRINTED,
     RIGHT,
     SOON,
-    DocumentServer,
     Packet,
     changed,
     exchange,
@@ -386,33 +386,6 @@ def test_the_library_takes_a_rollback_as_it_is_printed() -> None:
 # ---- the library -------------------------------------------------------------------------
 
 
-def knows_001(stream: Callable[[bytes], Iterable[bytes]], log: bytes = OK) -> DocumentServer:
-    """A server that knows Open, the failover log, Close Stream and streams, and nothing else."""
-
-    def answer(packet: bytes) -> Iterable[bytes]:
-        asked = Packet.of(packet)
-        if (asked.opcode, asked.extras_length) == (0x50, 8):
-            return [reply(packet, OPENED)]
-        if (asked.opcode, asked.extras_length) == (0x53, 40):
-            return stream(packet)
-        if asked.opcode == 0x54:
-            return [changed(reply(packet, log), (1, b"\x54"))]
-        return [plain(packet, 0 if asked.opcode == 0x52 else 0x81)]
-
-    return DocumentServer(answer)
-
-
-def printed_stream(request: bytes, *more: bytes) -> list[bytes]:
-    """The printed messages of a stream: a snapshot of a mutation, a deletion and an expiration."""
-    items = [MUTATION, DELETION, changed(EXPIRATION, (24, u64(6)))]
-    start = int.from_bytes(request[START : START + 8])
-    wanted = [item for item in items if int.from_bytes(item[24:32]) > start]
-    place = request[VBUCKET : VBUCKET + 2]
-    packets = [OK, MARKER, *wanted, *more, END_OK]
-    here = [packet if packet is OK else changed(packet, (VBUCKET, place)) for packet in packets]
-    return [reply(request, packet) for packet in here]
-
-
 def read(server: DocumentServer, **options: object) -> list[Change]:
     wanted: dict[str, Any] = {"vbuckets": frozenset({0}), "end": {0: 6}, **SOON, **options}
     with Consumer(server.source, **{"dialect": "001", **wanted}) as consumer:
@@ -425,7 +398,7 @@ def goes_back(refusal: bytes, *, to: int) -> list[int]:
 
     def stream(request: bytes) -> list[bytes]:
         asked.append(request)
-        return [reply(request, refusal)] if len(asked) == 1 else printed_stream(request)
+        return [reply(request, refusal)] if len(asked) == 1 else stream_001(request)
 
     told: list[Rollback] = []
     where = at(5, vbuuid=BRANCH, log=FailoverLog.of((BRANCH, 0)), boundaries=(5,))
@@ -447,7 +420,7 @@ def goes_back(refusal: bytes, *, to: int) -> list[int]:
 
 
 def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
-    with knows_001(printed_stream) as server:
+    with knows_001(stream_001) as server:
         changes = read(server)
     assert [(c.op, c.seqno, c.rev, c.cas, c.key, c.value) for c in changes] == [
         (Op.MUTATION, 4, 1, 0x64A5ACEC8A56, b"hello", b"world"),
@@ -459,7 +432,7 @@ def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
 
 
 def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
-    with knows_001(printed_stream) as server:
+    with knows_001(stream_001) as server:
         assert len(read(server, dialect="auto")) == 3
 
 
@@ -473,7 +446,7 @@ def test_the_library_that_knows_no_branch_of_a_log_begins_anew() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         asked.append(request)
-        return printed_stream(request)
+        return stream_001(request)
 
     told: list[Rollback] = []
     elsewhere = at(5, vbuuid=1, log=FailoverLog.of((1, 0)), boundaries=(5,))
@@ -489,7 +462,7 @@ def test_the_library_says_where_its_branch_began() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         asked.append(request)
-        return printed_stream(request)
+        return stream_001(request)
 
     log = FailoverLog.of((BRANCH, 3), (7, 0))
     with knows_001(stream) as server:
@@ -554,7 +527,7 @@ def test_the_library_takes_no_message_that_is_made_otherwise(wrong: bytes) -> No
 def test_a_flush_and_a_state_are_events_of_the_library() -> None:
     def stream(request: bytes) -> list[bytes]:
         states = (changed(DEAD, (24, bytes([number]))) for number in (2, 3, 4, 1))
-        return printed_stream(request, FLUSH, *states)
+        return stream_001(request, FLUSH, *states)
 
     with (
         knows_001(stream) as server,
@@ -576,7 +549,7 @@ def test_the_library_asks_again_after_a_state_that_changed() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         if ended:
-            return printed_stream(request)
+            return stream_001(request)
         ended.append(request)
         return [reply(request, packet) for packet in (OK, MARKER, changed(END_OK, (24, u32(1))))]
 

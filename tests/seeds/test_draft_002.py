@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from consumerkit import at
+from printed_servers import (
+    ITEM_002,
+    DocumentServer,
+    knows_002,
+    message_002,
+    stream_002,
+)
 from seedkit import (
     PRINTED,
     RIGHT,
     SOON,
-    DocumentServer,
     Packet002,
     changed,
     exchange,
@@ -41,17 +46,6 @@ VBUCKET, START, END, VBUUID = 14, 16, 24, 32
 BRANCH = 0x3C58A  # the vbuuid in the printed request
 #: Request error and response decode error, of which the document says no more.
 ERRORS = (6, 7)
-ITEM = struct.Struct(
-    ">"
-    "B"  # type
-    "B"  # reserved
-    "H"  # key length
-    "Q"  # cas
-    "Q"  # by seqno
-    "Q"  # rev seqno
-    "I"  # item flags
-    "I"  # item expiration
-)
 
 
 @pytest.fixture
@@ -128,22 +122,22 @@ def test_a_stream_from_its_request_to_its_close(talk: Talk) -> None:
     ]
     assert cut[0].body == u16(12)
     mutation, deletion, expiration = (packet.body for packet in cut[2:5])
-    assert mutation == ITEM.pack(3, 0, 3, 77, 1, 5, 6, 4_000_000_000) + u32(0) + b"keyvalue"
-    assert deletion == ITEM.pack(4, 0, 4, 78, 2, 3, 0, 0) + b"gone"
-    assert expiration == ITEM.pack(5, 0, 4, 79, 3, 2, 0, 0) + b"late"
+    assert mutation == ITEM_002.pack(3, 0, 3, 77, 1, 5, 6, 4_000_000_000) + u32(0) + b"keyvalue"
+    assert deletion == ITEM_002.pack(4, 0, 4, 78, 2, 3, 0, 0) + b"gone"
+    assert expiration == ITEM_002.pack(5, 0, 4, 79, 3, 2, 0, 0) + b"late"
     assert cut[-1].body == u32(0)
 
 
 def test_a_stream_begins_after_the_seqno_that_the_reader_has(talk: Talk) -> None:
     talk.socket.sendall(changed(REQUEST, (START, u64(2)), (END, u64(3))))
     items = [p[12:] for p in packets_until(talk, is_close) if p[0] == 4 and p[12] >= 3]
-    assert [ITEM.unpack_from(item)[4] for item in items] == [3]
+    assert [ITEM_002.unpack_from(item)[4] for item in items] == [3]
 
 
 def test_a_stream_goes_on_to_the_end_of_the_snapshot_with_its_end(talk: Talk) -> None:
     talk.socket.sendall(changed(REQUEST, (END, u64(2))))
     items = [p[12:] for p in packets_until(talk, is_close) if p[0] == 4 and p[12] >= 3]
-    assert [ITEM.unpack_from(item)[4] for item in items] == [1, 2, 3]
+    assert [ITEM_002.unpack_from(item)[4] for item in items] == [1, 2, 3]
 
 
 def test_several_requests_begin_several_streams(producer: TemporaryProducer, talk: Talk) -> None:
@@ -233,42 +227,6 @@ def test_the_unfinished_packets_of_its_last_part_are_of_no_use(talk: Talk) -> No
 # ---- the library -------------------------------------------------------------------------
 
 
-def knows_002(stream: Callable[[bytes], Iterable[bytes]], log: bytes = LOG) -> DocumentServer:
-    """A server that knows the two requests of the document, and hangs up on anything else."""
-
-    def answer(packet: bytes) -> Iterable[bytes] | None:
-        kind = (packet[0], packet[12]) if len(packet) > 12 else ()
-        if kind == (1, 1):
-            return stream(packet)
-        return [reply(packet, log)] if kind == (1, 2) else None
-
-    return DocumentServer(answer)
-
-
-def message(request: bytes, opcode: int, body: bytes) -> bytes:
-    return struct.pack(">B3x4sI", opcode, request[4:8], len(body)) + body
-
-
-def edge(request: bytes, kind: int) -> bytes:
-    return message(request, 4, bytes([kind, 0, 0, 0]))
-
-
-def three_changes(request: bytes, first: int = 1) -> list[bytes]:
-    """A stream of a mutation, a deletion and an expiration."""
-    return [
-        reply(request, OK),
-        message(request, 3, request[VBUCKET : VBUCKET + 2]),
-        edge(request, 1),
-        message(
-            request, 4, ITEM.pack(3, 0, 5, 165, first, 3, 7, 9) + u32(0) + b"mykey" + b"myvalue"
-        ),
-        message(request, 4, ITEM.pack(4, 0, 5, 166, first + 1, 4, 0, 0) + b"mykey"),
-        message(request, 4, ITEM.pack(5, 0, 5, 167, first + 2, 5, 0, 0) + b"mykey"),
-        edge(request, 2),
-        message(request, 5, u32(0)),
-    ]
-
-
 def read(server: DocumentServer, end: int = 3, **options: object) -> list[Change]:
     wanted: dict[str, Any] = {"vbuckets": frozenset({12}), "end": {12: end}, **SOON, **options}
     with Consumer(server.source, **{"dialect": "002", **wanted}) as consumer:
@@ -276,7 +234,7 @@ def read(server: DocumentServer, end: int = 3, **options: object) -> list[Change
 
 
 def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
-    with knows_002(three_changes) as server:
+    with knows_002(stream_002) as server:
         changes = read(server)
     assert [(c.op, c.seqno, c.rev, c.cas, c.key, c.value) for c in changes] == [
         (Op.MUTATION, 1, 3, 165, b"mykey", b"myvalue"),
@@ -285,18 +243,19 @@ def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
     ]
     assert (changes[0].flags, changes[0].expiry) == (7, 9)
     (asked,) = [packet for packet in server.heard if packet[0] == 1 and packet[12] == 1]
-    assert asked[12:] == changed(REQUEST[12:48], (12, u64(3)), (20, bytes(16))) + b"upriver"
+    assert asked[12:48] == changed(REQUEST[12:48], (12, u64(3)), (20, bytes(16)))
+    assert asked[48:].startswith(b"upriver")
 
 
 def test_the_library_names_the_vbucket_when_it_asks_for_a_failover_log() -> None:
-    with knows_002(three_changes) as server:
+    with knows_002(stream_002) as server:
         read(server)
     logs = {packet[12:] for packet in server.heard if packet[0] == 1 and packet[12] == 2}
     assert logs == {b"\x02\x00\x00\x0c"}
 
 
 def test_the_library_takes_a_failover_log_without_pairs() -> None:
-    with knows_002(three_changes, log=OK) as server:
+    with knows_002(stream_002, log=OK) as server:
         assert [change.seqno for change in read(server)] == [1, 2, 3]
 
 
@@ -305,7 +264,7 @@ def test_the_library_goes_back_to_where_the_document_says() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         asked.append(int.from_bytes(request[START : START + 8]))
-        return [reply(request, BACK)] if len(asked) == 1 else three_changes(request, asked[-1] + 1)
+        return [reply(request, BACK)] if len(asked) == 1 else stream_002(request, asked[-1] + 1)
 
     told: list[Rollback] = []
     log = FailoverLog.of((0xDF2, 0xF294), (0x7B43, 0x9321))
@@ -331,7 +290,7 @@ def test_the_library_asks_again_where_a_vbucket_is_not() -> None:
 
     def stream(request: bytes) -> list[bytes]:
         if refused:
-            return three_changes(request)
+            return stream_002(request)
         refused.append(request)
         return [reply(request, NOT_MINE)]
 
@@ -342,7 +301,7 @@ def test_the_library_asks_again_where_a_vbucket_is_not() -> None:
 
 def test_a_request_error_ends_the_reading_of_the_library() -> None:
     with (
-        knows_002(lambda request: [message(request, 6, b"\x01why")]) as server,
+        knows_002(lambda request: [message_002(request, 6, b"\x01why")]) as server,
         pytest.raises(StatusError) as caught,
     ):
         read(server)
@@ -354,9 +313,9 @@ def test_the_library_asks_again_after_a_stream_that_closed_because_of_a_state() 
 
     def stream(request: bytes) -> list[bytes]:
         if closed:
-            return three_changes(request)
+            return stream_002(request)
         closed.append(request)
-        return [reply(request, OK), message(request, 5, u32(1))]
+        return [reply(request, OK), message_002(request, 5, u32(1))]
 
     with (
         knows_002(stream) as server,
