@@ -339,11 +339,6 @@ def test_the_library_asks_for_the_failover_log_before_and_after_a_stream_is_acce
     assert asked == [0x51, 0x50, 0x51]
 
 
-def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
-    with knows_000(stream_000) as server:
-        assert len(read(server, dialect="auto")) == 3
-
-
 @pytest.mark.parametrize("pairs", [0, 1, 1024])
 def test_the_library_takes_failover_logs_of_any_length(pairs: int) -> None:
     entries = b"".join(u64(2000 - n) + u64(2000 - n) for n in range(pairs))

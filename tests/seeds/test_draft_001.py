@@ -431,11 +431,6 @@ def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
     assert not [packet for packet in server.heard if packet[0] == 0x81]  # nothing is answered
 
 
-def test_the_library_finds_out_that_a_server_speaks_this_document() -> None:
-    with knows_001(stream_001) as server:
-        assert len(read(server, dialect="auto")) == 3
-
-
 def test_the_library_takes_a_rollback_and_not_found_for_an_unknown_vbuuid() -> None:
     assert goes_back(BACK, to=0) == [0]
     assert goes_back(changed(plain(REQUEST), (6, u16(1))), to=0) == [0]
