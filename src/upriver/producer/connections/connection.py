@@ -413,7 +413,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, packet: bytes, error: DecodeError) -> None:
         """Answers an invalid request, or closes a connection that cannot continue."""
-        if error.usable and error.packet == _STREAM_REQUEST:
+        if error.usable and error.packet == _STREAM_REQUEST and self.identified:
             self.streams.log_refusal("a stream request", error.status, str(error))
         if not error.usable:
             self.close(str(error))
