@@ -145,10 +145,9 @@ class FailoverLog:
         order the first branch is the current one. A vbuuid of 0 names no branch.
         """
         named = tuple(entry for entry in self.entries if entry.vbuuid != 0)
-        steps = [(older.seqno, newer.seqno) for older, newer in pairwise(named)]
-        rises = any(one < other for one, other in steps)
-        falls = any(one > other for one, other in steps)
-        return FailoverLog(named[::-1] if rises and not falls else named)
+        steps = [other.seqno - one.seqno for one, other in pairwise(named)]
+        is_oldest_first = any(steps) and min(steps) >= 0
+        return FailoverLog(named[::-1] if is_oldest_first else named)
 
     def sanitised(self) -> FailoverLog:
         """The log without unusable entries: vbuuid 0, or a start above that of a newer branch."""
