@@ -17,6 +17,7 @@ from upriver.consumer import (
     Rollback,
     RollbackPolicy,
     RollbackReason,
+    RolledBack,
 )
 from upriver.errors import RollbackRequired
 from upriver.wire import messages as m
@@ -93,6 +94,15 @@ def test_policies_decide_what_a_flush_means(draft: Any) -> None:
     ):
         blocking(server.source, told, **options(draft, rollback=RollbackPolicy.FAIL))
     told.clear()
+    with (
+        flushing(draft) as server,
+        Consumer(server.source, **options(draft, rollback=RollbackPolicy.STOP)) as consumer,
+    ):
+        events = list(consumer.events())
+        (left,) = [event for event in events if isinstance(event, RolledBack)]
+        assert (left.from_seqno, left.to.seqno, left.refused) == (2, 0, True)
+        assert left.reason is RollbackReason.FLUSHED
+        assert consumer.position().position(0).seqno == 2  # nothing after the flush was read
     with flushing(draft) as server:
         blocking(server.source, told, **options(draft, rollback=RollbackPolicy.IGNORE))
     assert [one.seqno for one in told] == [1, 2, 3]

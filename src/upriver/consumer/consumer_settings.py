@@ -49,8 +49,8 @@ class RollbackPolicy(Enum):
     #: Fail with `RollbackRequired`.
     FAIL = "fail"
     #: Read only the branch (vbuuid) of the start position. A vbucket whose producer left that
-    #: branch is not read further, which a `RolledBack` event with ``refused`` reports. The other
-    #: vbuckets continue.
+    #: branch, or flushed it, is not read further, which a `RolledBack` event with ``refused``
+    #: reports. The other vbuckets continue.
     STOP = "stop"
     #: Roll back without reporting it: for applications that tolerate repeated or undone changes.
     IGNORE = "ignore"

@@ -73,7 +73,9 @@ class ConsumerSession:
         self._streams: dict[int, RequestedStream] = {}
         self._vbuckets: dict[int, int] = {}
         self._next_opaque = 1
-        self._messages = InboundStreamMessages(sync_writes=sync_writes, out_of_order=out_of_order)
+        self._messages = InboundStreamMessages(
+            sync_writes=sync_writes, out_of_order=out_of_order, refuse_rollback=refuse_rollback
+        )
         self._strays = StrayMessages(dialect)
         self._unreadable_packets = 0
         #: Counted bytes of packets that no event carries. `take_freed` returns them, so that they
@@ -231,6 +233,8 @@ class ConsumerSession:
                     rows.flush()
                     self._forget(stream)
                     events.append(StreamFinished(stream.vbucket, reason, stream.tracker.position()))
+                elif self._refuse_rollback and isinstance(message, m.FlushStream):
+                    self.close(stream.vbucket)
             else:
                 self._outbox += self._strays.message(message)
 

@@ -8,9 +8,18 @@ from ..model import NO_END, Snapshot, StreamEndReason
 from ..wire import messages as m
 from ..wire.flatbuffer_event_decoder import NamedEvent, named_event
 from ..wire.protocol_enums import MarkerFlag, OsoFlag
-from .consumer_events import Flushed, StateAsked, SyncWrite, SystemHappened
+from .consumer_events import (
+    Event,
+    Flushed,
+    RollbackReason,
+    RolledBack,
+    StateAsked,
+    SyncWrite,
+    SystemHappened,
+)
 from .inbound_row_checks import RowCheck
 from .requested_stream import RequestedStream, broken_rule
+from .stream_position import Position
 
 _SYSTEM: Final = (
     m.CollectionCreated,
@@ -25,7 +34,8 @@ _SYNC_WRITES: Final = (m.Prepare, m.Commit, m.Abort)
 class InboundStreamMessages:
     """Applies messages to streams; a message that was not negotiated breaks a rule."""
 
-    def __init__(self, *, sync_writes: bool, out_of_order: bool) -> None:
+    def __init__(self, *, sync_writes: bool, out_of_order: bool, refuse_rollback: bool) -> None:
+        self._refuse_rollback = refuse_rollback
         self._sync_writes = sync_writes
         self._takes_out_of_order = out_of_order
 
@@ -67,12 +77,19 @@ class InboundStreamMessages:
             rows.events.append(StateAsked(stream.vbucket, message.state))
         elif isinstance(message, m.FlushStream):
             rows.flush()
-            stream.flushed()
-            rows.events.append(Flushed(stream.vbucket))
+            rows.events.append(self._flushed(stream))
         else:
             name = type(message).__name__
             raise broken_rule("message", stream.vbucket, f"{name} was not negotiated")
         return None
+
+    def _flushed(self, stream: RequestedStream) -> Event:
+        """Goes back to the beginning, or reports that the session does not go back."""
+        if not self._refuse_rollback:
+            stream.flushed()
+            return Flushed(stream.vbucket)
+        at, why = stream.tracker.seqno, RollbackReason.FLUSHED
+        return RolledBack(stream.vbucket, at, Position(), why, refused=True, served=stream.served)
 
     def _marker(self, stream: RequestedStream, marker: m.SnapshotMarker, rows: RowCheck) -> None:
         if marker.start is None or marker.end is None:

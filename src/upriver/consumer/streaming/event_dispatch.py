@@ -110,8 +110,6 @@ class EventDispatch:
                     self._refused(connection, event)
                 elif isinstance(event, RolledBack):
                     self._rolled_back(event)
-                elif isinstance(event, Flushed):
-                    self._flushed(event)
                 elif isinstance(event, MapPushed):
                     self._topology.map_is_old = True
                     self._wake()
@@ -163,6 +161,8 @@ class EventDispatch:
     def _note(self, event: Event) -> None:
         if isinstance(event, StreamOpened):
             self._readers[event.vbucket].flowed = True
+        elif isinstance(event, Flushed):
+            self.counts[f"rollback: {RollbackReason.FLUSHED.value}"] += 1
         elif isinstance(event, SystemHappened) and not isinstance(event.event, m.SystemEvent):
             topology = self._topology
             topology.collections = topology.collections.with_event(event.event)
@@ -181,14 +181,6 @@ class EventDispatch:
         if self._rollback is RollbackPolicy.FAIL:
             reason = event.reason.value
             self._fail(RollbackRequired(vbucket=event.vbucket, seqno=event.to.seqno, reason=reason))
-        else:
-            self._deliver(Delivery(event))
-
-    def _flushed(self, event: Flushed) -> None:
-        reason = RollbackReason.FLUSHED.value
-        self.counts[f"rollback: {reason}"] += 1
-        if self._rollback is RollbackPolicy.FAIL:
-            self._fail(RollbackRequired(vbucket=event.vbucket, seqno=0, reason=reason))
         else:
             self._deliver(Delivery(event))
 
