@@ -17,6 +17,7 @@ from upriver.store import SetDocument
 from upriver.testing import TemporaryProducer
 from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
+from upriver.wire.dialects import Draft001
 from upriver.wire.protocol_enums import Command, MarkerFlag, OpenFlag, StreamFlag
 
 ACTIVE, PENDING, REPLICA = VBucketState.ACTIVE, VBucketState.PENDING, VBucketState.REPLICA
@@ -36,8 +37,22 @@ def consumer(node: TemporaryProducer) -> Talk:
     return talk
 
 
+def short_request(talk: Talk) -> m.StreamRequest:
+    """Reads a stream request in the form of draft 001."""
+    packet = talk.packet()
+    assert (packet[1], packet[4]) == (0x53, 40)
+    request = Draft001().decode(packet)
+    assert isinstance(request, m.StreamRequest)
+    return request
+
+
+def refuse(talk: Talk, request: m.StreamRequest, status: Status) -> None:
+    talk.send(m.PlainResponse(command=Command.STREAM_REQUEST, opaque=request.opaque, status=status))
+
+
 def requested(talk: Talk, flags: StreamFlag) -> m.StreamRequest:
     talk.send(m.AddStream(vbucket=VB, flags=flags, opaque=77))
+    refuse(talk, short_request(talk), Status.INVALID)
     while isinstance(message := talk.read(), m.Control):
         # 3.0.2 knows some of the controls and refuses the others
         known = message.key in ("connection_buffer_size", "enable_noop", "set_noop_interval")
@@ -88,6 +103,42 @@ def test_an_active_vbucket_adds_no_stream(node: TemporaryProducer) -> None:
     with consumer(node) as talk:
         answer = talk.ask(m.AddStream(vbucket=VB))
         assert answer.status is Status.NOT_MY_VBUCKET
+
+
+def test_the_form_of_the_request_is_found_out_once_for_a_name(node: TemporaryProducer) -> None:
+    make_replica(node)
+    make_replica(node, 2)
+    with consumer(node) as talk:
+        talk.send(m.AddStream(vbucket=VB, opaque=77), m.AddStream(vbucket=2, opaque=78))
+        refuse(talk, short_request(talk), Status.INVALID)
+        asked = [talk.read() for _ in range(6)]  # the second stream has waited for the answer
+        assert [x.vbucket for x in asked if isinstance(x, m.StreamRequest)] == [VB, 2]
+        assert all(isinstance(x, m.Control) for x in asked[:4])
+    until(lambda: not node.producer.server.view().connections)
+    with consumer(node) as talk:
+        talk.send(m.AddStream(vbucket=VB, opaque=77))
+        request = talk.read()
+        assert isinstance(request, m.StreamRequest)
+        refuse(talk, request, Status.INVALID)  # another node has that name now
+        assert short_request(talk).vbucket == VB
+
+
+def test_a_node_that_hangs_up_instead_of_refusing_is_asked_otherwise(
+    node: TemporaryProducer,
+) -> None:
+    make_replica(node)
+    for _ in range(3):
+        with consumer(node) as talk:
+            talk.send(m.AddStream(vbucket=VB, opaque=77))
+            short_request(talk)
+        until(lambda: not node.producer.server.view().connections)
+    with consumer(node) as talk:
+        talk.send(m.AddStream(vbucket=VB, opaque=77))
+        request = talk.read()
+        assert request.snapshot_end == 0
+        talk.send(m.StreamAccepted(opaque=request.opaque, failover_log=(FailoverEntry(7, 0),)))
+        assert talk.read() == m.AddStreamResponse(opaque=77, stream_opaque=request.opaque)
+        assert isinstance(talk.read(), m.Control)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from upriver.wire.dialects import Dcp, Draft001
 from upriver.wire.protocol_enums import Command, Feature, MarkerFlag, OpenFlag, StreamFlag
 
 REPLICA, PENDING, ACTIVE = VBucketState.REPLICA, VBucketState.PENDING, VBucketState.ACTIVE
+DEAD = VBucketState.DEAD
 
 
 @pytest.fixture
@@ -345,32 +346,125 @@ def test_documents_can_still_be_asked_for_on_such_a_connection(node: TemporaryPr
 # ---- draft 001 ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def old() -> Iterator[TemporaryProducer]:
-    """A node that is told that its peers are of April 2014."""
-    settings = ServerSettings(peers=PeerRelease.APRIL_2014)
+@pytest.fixture(params=list(PeerRelease), ids=lambda peers: peers.value)
+def old(request: pytest.FixtureRequest) -> Iterator[TemporaryProducer]:
+    """A node that finds out which draft its peers speak, whatever it is told of their release."""
+    settings = ServerSettings(peers=request.param)
     with TemporaryProducer(vbuckets=4, settings=settings) as node:
         make_replica(node)
         yield node
 
 
+def told(
+    node: TemporaryProducer, flags: StreamFlag = StreamFlag.NONE
+) -> tuple[Talk, m.StreamRequest]:
+    """A manager and producer of draft 001 that says no Hello; a stream that it has accepted."""
+    talk = Talk(node, Draft001(nru=True))
+    assert talk.ask(m.Open(name="old", flags=OpenFlag.CONSUMER)).status is Status.SUCCESS
+    talk.send(m.AddStream(vbucket=VB, opaque=77, flags=flags))
+    packet = talk.packet()
+    assert (packet[1], packet[4]) == (0x53, 40)  # and no Control before it
+    request = talk.dialect.decode(packet)
+    assert isinstance(request, m.StreamRequest)
+    accepted = m.StreamAccepted(opaque=request.opaque, failover_log=(FailoverEntry(7, 0),))
+    talk.send(accepted)
+    assert talk.read() == m.AddStreamResponse(opaque=77, stream_opaque=request.opaque)
+    return talk, request
+
+
+def set_state(talk: Talk, request: m.StreamRequest, number: int) -> None:
+    """Set VBucket State with a number of draft 001."""
+    head = f"805b0000 01 00 {VB:04x} 00000001 {request.opaque:08x}"
+    talk.socket.sendall(bytes.fromhex(head) + bytes(8) + bytes([number]))
+
+
+@pytest.mark.parametrize("old", [PeerRelease.TODAY], indirect=True)
+@pytest.mark.parametrize("flags", [StreamFlag.NONE, StreamFlag.TAKEOVER])
+@pytest.mark.parametrize(("number", "state"), [(3, REPLICA), (4, DEAD)])
+def test_a_producer_of_draft_001_gives_a_copy_up(
+    old: TemporaryProducer, flags: StreamFlag, number: int, state: VBucketState
+) -> None:
+    old.bucket.set_state(VB, PENDING)
+    talk, request = told(old, flags)
+    with talk:
+        set_state(talk, request, number)
+        until(lambda: old.bucket.state(VB) is state)
+        if state is DEAD:
+            closed = talk.read()
+            assert isinstance(closed, m.CloseStream)
+            assert closed.vbucket == VB
+        assert talk.ask(kv.Noop()).status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("old", [PeerRelease.TODAY], indirect=True)
+def test_a_takeover_of_draft_001_goes_by_its_own_numbers(old: TemporaryProducer) -> None:
+    talk, request = told(old, StreamFlag.TAKEOVER)
+    with talk:
+        for number, state in ((3, REPLICA), (2, PENDING), (3, REPLICA), (2, PENDING), (1, ACTIVE)):
+            set_state(talk, request, number)
+            until(partial(is_in, old.bucket, state))
+        assert talk.ask(kv.Noop()).status is Status.SUCCESS  # nothing else is said to a state
+    assert branches(old.bucket) == [7]
+
+
+@pytest.mark.parametrize("old", [PeerRelease.TODAY], indirect=True)
+@pytest.mark.parametrize(
+    ("flags", "before", "number"),
+    [
+        (StreamFlag.NONE, REPLICA, 2),
+        (StreamFlag.NONE, PENDING, 1),
+        (StreamFlag.TAKEOVER, REPLICA, 1),
+    ],
+    ids=["pending without takeover", "active without takeover", "active without pending"],
+)
+def test_a_state_that_is_not_safe_ends_the_stream(
+    old: TemporaryProducer, flags: StreamFlag, before: VBucketState, number: int
+) -> None:
+    old.bucket.set_state(VB, before)
+    talk, request = told(old, flags)
+    with talk:
+        set_state(talk, request, number)
+        assert isinstance(talk.read(), m.CloseStream)
+        assert old.bucket.state(VB) is before
+
+
+@pytest.mark.parametrize("old", [PeerRelease.TODAY], indirect=True)
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_an_active_copy_stays_active(old: TemporaryProducer, number: int) -> None:
+    talk, request = told(old, StreamFlag.TAKEOVER)
+    with talk:
+        for state in (2, 1, number):
+            set_state(talk, request, state)
+        assert isinstance(talk.read(), m.CloseStream)
+        assert old.bucket.state(VB) is ACTIVE
+
+
+@pytest.mark.parametrize("old", [PeerRelease.TODAY], indirect=True)
+@pytest.mark.parametrize("hello", [False, True])
+@pytest.mark.parametrize("dialect", [Dcp(), Draft001()], ids=["48 bytes", "40 bytes"])
+def test_a_stream_request_to_a_consumer_disconnects(
+    old: TemporaryProducer, hello: bool, dialect: Dcp | Draft001
+) -> None:
+    with Talk(old) as talk:
+        if hello:
+            talk.hello(Feature.JSON)
+        assert talk.open("copy", OpenFlag.CONSUMER).status is Status.SUCCESS
+        talk.socket.sendall(dialect.encode(m.StreamRequest(vbucket=VB, start=0, end=NO_END)))
+        assert talk.is_closed()
+
+
 def test_draft_001_asks_without_controls_and_closes_snapshots_by_the_next_marker(
     old: TemporaryProducer,
 ) -> None:
-    with Talk(old, Draft001(nru=True)) as talk:
-        assert talk.ask(m.Open(name="old", flags=OpenFlag.CONSUMER)).status is Status.SUCCESS
-        talk.send(m.AddStream(vbucket=VB, opaque=77, flags=StreamFlag.TAKEOVER))
-        request = talk.read()
-        assert isinstance(request, m.StreamRequest)
+    talk, request = told(old, StreamFlag.TAKEOVER)
+    with talk:
         assert (request.start, request.flags) == (0, StreamFlag.TAKEOVER)
         talk.send(
-            m.StreamAccepted(opaque=request.opaque, failover_log=(FailoverEntry(7, 0),)),
             m.SnapshotMarker(vbucket=VB, opaque=request.opaque),
             *(replace(mutation(request, n), collection=None) for n in (1, 2)),
             m.SnapshotMarker(vbucket=VB, opaque=request.opaque),
             replace(mutation(request, 3), collection=None),
         )
-        assert talk.read() == m.AddStreamResponse(opaque=77, stream_opaque=request.opaque)
         until(lambda: high(old.bucket) == 3)
         assert old.bucket.consistent_until(VB, 3) == 2
         for state in (PENDING, ACTIVE):  # which nobody answers
@@ -379,6 +473,10 @@ def test_draft_001_asks_without_controls_and_closes_snapshots_by_the_next_marker
         talk.send(m.StreamEnd(vbucket=VB, opaque=request.opaque))
         assert talk.ask(kv.Noop()).status is Status.SUCCESS
     assert branches(old.bucket) == [7]
+
+
+def is_in(bucket: Bucket, state: VBucketState) -> bool:
+    return bucket.state(VB) is state
 
 
 def is_at(bucket: Bucket, seqno: int) -> bool:

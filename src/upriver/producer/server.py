@@ -28,6 +28,7 @@ from .connections.memory_limit import MemoryLimit
 from .connections.server_counters import Traffic
 from .connections.strangers import Strangers
 from .connections.thread_pools import ThreadPools
+from .dcp.peer_dialects import PeerDialects
 from .durability_monitor import DurabilityMonitor
 from .keyvalue import BackgroundWork, KeyValue
 from .server_context import GivenMap, ServerContext
@@ -76,6 +77,8 @@ class Server:
         self._by_name: dict[tuple[str, str, bool], Connection] = {}
         #: The connection that receives a vbucket as a replica, by bucket and vbucket.
         self._receivers: dict[tuple[str, int], Connection] = {}
+        #: What is known of the producers that do not say what they speak.
+        self.peer_dialects = PeerDialects()
         self._followers: dict[tuple[str, int], dict[Connection, None]] = {}
         #: Commits that the store's thread reported and the event loop has not handled: bucket,
         #: vbuckets.

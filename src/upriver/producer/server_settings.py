@@ -41,13 +41,16 @@ def usual_http_port(host: str, port: int) -> int:
 
 
 class PeerRelease(Enum):
-    """Release of the nodes that a server replicates with, for nodes that cannot negotiate it."""
+    """Release of the nodes that a server replicates with, where they cannot negotiate the form.
+
+    Which draft a node speaks is found out, and no setting.
+    """
 
     TODAY = "today"
     #: Up to 3.0, vbucket states on a stream have the numbers of the drafts: 2 is pending, 3
     #: replica.
     RELEASE_3_0 = "3.0"
-    #: The server of April 2014 speaks draft 001.
+    #: Consumers of April 2014 want mutations of draft 001 with 31 bytes of extras.
     APRIL_2014 = "2014"
 
 
@@ -106,7 +109,7 @@ class ServerSettings:
     #: node its map and its vbuckets. Until it has done so after a start, documents and streams are
     #: refused, because another node may have them by now. Writes require the manager's lease.
     member: NodeIdentity | None = None
-    #: The dialect of connections that were opened without HELLO, and the numbers of vbucket states.
+    #: The numbers of vbucket states on a stream, and the form of mutations of draft 001.
     peers: PeerRelease = PeerRelease.TODAY
     #: Whether clients may flush a bucket.
     flush_allowed: bool = True

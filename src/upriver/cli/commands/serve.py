@@ -139,8 +139,10 @@ _SWITCH_SECONDS: Final = 0.0005
     type=click.Choice([release.value for release in PeerRelease]),
     default=PeerRelease.TODAY.value,
     show_default=True,
-    help="The release of nodes that replicate with it: up to 3.0 they cannot say so themselves. "
-    "With 2014, mutations of draft 001 have the 31 bytes of extras that its consumers want.",
+    help="What is sent to nodes that replicate with it and cannot say so themselves. With 3.0, "
+    "vbucket states on a stream have the numbers of the drafts. With 2014, mutations of draft 001 "
+    "have the 31 bytes of extras that consumers of that time want, and nothing else is different: "
+    "which draft a node speaks is found out.",
 )
 @click.option(
     "--dashboard",

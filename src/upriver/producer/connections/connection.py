@@ -55,6 +55,8 @@ _WRITE_BYTES: Final = 128 * 1024
 _STREAM_REQUEST: Final = f"{Command.STREAM_REQUEST} request"
 #: Characters of a peer's error text that are logged.
 _SHOWN: Final = 200
+#: The opcode of one, the same in draft 001 and today.
+_STREAM_OPCODE: Final = Dcp.table.opcodes[Command.STREAM_REQUEST]
 
 
 class Connection(asyncio.Protocol):
@@ -68,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._draft001 = Draft001(nru=server.settings.peers is PeerRelease.APRIL_2014)
         self._pin = DialectPin(self._draft001)
         self._dcp = Dcp()
+        self._said_hello = False
         self._json = False
         self._may_set_quickly = False
         self._outbox = SendBuffer(self.go_on)
@@ -387,6 +390,7 @@ class Connection(asyncio.Protocol):
         elif front is not None:
             self.reply(*front)
             if isinstance(request, kv.Hello):
+                self._said_hello = True
                 self._dcp = Dcp(collections=self.client.has(Feature.COLLECTIONS))
                 self._json = self.client.has(Feature.JSON)
                 if self.client.options is not None:
@@ -421,6 +425,8 @@ class Connection(asyncio.Protocol):
             self.reply(m.ResponseError(opaque=opaque_of(packet), text=str(error)))
         elif (header := parse_header(packet)).is_response:
             self.close(str(error))
+        elif self.replica is not None and header.opcode == _STREAM_OPCODE:
+            self.close(f"a stream is requested of a consumer: {error}")
         else:
             self.reply(self._front.malformed(header, error))
 
@@ -458,10 +464,16 @@ class Connection(asyncio.Protocol):
     def consume(self, name: str, consumer_name: str) -> None:
         bucket = self.bucket()
         assert bucket is not None
-        # Nodes up to release 4.1 need no HELLO; only those of draft 001 must be set as peers.
-        is_draft = not self._pin.pinned and self._server.settings.peers is PeerRelease.APRIL_2014
-        dialect = self._draft001 if is_draft else self._dcp
-        self.replica = ReplicaInput(self, self._server, bucket, dialect, name, consumer_name)
+        # Nodes of draft 001, and those up to release 4.1, say no Hello: which it is, the first
+        # stream request finds out.
+        dialect: Dialect = self._draft001
+        other: Dialect = self._dcp
+        if self._said_hello or self._server.peer_dialects.negotiates(name):
+            dialect, other = other, dialect
+        self.replica = ReplicaInput(
+            *(self, self._server, bucket, dialect, name, consumer_name),
+            other=None if self._said_hello else other,
+        )
         self._server.opened(self, name)
 
     def push_map(self, given: GivenMap) -> None:

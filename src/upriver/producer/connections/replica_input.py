@@ -35,6 +35,8 @@ class ReplicaInput:
         dialect: Dialect,
         name: str,
         consumer_name: str,
+        *,
+        other: Dialect | None,
     ) -> None:
         self._connection = connection
         self._server = server
@@ -43,7 +45,7 @@ class ReplicaInput:
         self.close = connection.close
         self.send = connection.send
         self.reply = connection.reply
-        self.commands = DcpConsumer(bucket, dialect, self, name, consumer_name)
+        self.commands = DcpConsumer(bucket, dialect, self, name, consumer_name, other=other)
 
     def receive(self, packet: bytes, inbox: ReceiveBuffer, waiting: DeferredResponses) -> None:
         """Writes the messages that a producer has sent so far, in a thread."""
@@ -70,6 +72,14 @@ class ReplicaInput:
 
     def release(self, vbucket: int) -> None:
         self._server.release(self._bucket, vbucket)
+
+    def answered(self, dialect: Dialect) -> None:
+        name = self.commands.name
+        self._server.peer_dialects.answered(name, negotiates=dialect.negotiates)
+
+    def unanswered(self, dialect: Dialect) -> None:
+        name = self.commands.name
+        self._server.peer_dialects.unanswered(name, negotiates=dialect.negotiates)
 
 
 def _is_next_from_producer(inbox: ReceiveBuffer) -> bool:

@@ -7,6 +7,10 @@
 A cluster manager opens the connection to this node and relays it to a producer. This node sends its
 own requests on that same connection, and receives the streams on it. Messages come in and go out as
 bytes. The session decodes them, and `ReplicaWriter` stores them.
+
+Without Hello nothing says whether the producer speaks draft 001 or is of a release up to 4.1. Then
+the first stream request finds it out (`PeerDialects`): all others, and what only one of both knows,
+wait for its answer.
 """
 
 from __future__ import annotations
@@ -77,6 +81,11 @@ class Inlet(Protocol):
         """Claims the vbucket for this connection; false if another connection receives it."""
 
     def release(self, vbucket: int) -> None: ...
+    def answered(self, dialect: Dialect) -> None:
+        """Notes that the producer speaks this dialect, which was not known before."""
+
+    def unanswered(self, dialect: Dialect) -> None:
+        """Notes that it did not answer in this dialect before the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ class _Stream:
     """A requested stream, and the Add Stream request that waits for its result."""
 
     flags: StreamFlag
+    #: 0 until it is requested.
     opaque: int
     #: The request to answer once the stream is accepted or refused.
     waiting: m.AddStream | None
@@ -102,9 +112,20 @@ class DcpConsumer:
     """The streams that one connection receives as a consumer."""
 
     def __init__(
-        self, bucket: Bucket, dialect: Dialect, inlet: Inlet, name: str, consumer_name: str = ""
+        self,
+        bucket: Bucket,
+        dialect: Dialect,
+        inlet: Inlet,
+        name: str,
+        consumer_name: str = "",
+        *,
+        other: Dialect | None = None,
     ) -> None:
-        """``consumer_name`` is this node's name among the copies of a vbucket, if it has one."""
+        """``consumer_name`` is this node's name among the copies of a vbucket, if it has one.
+
+        ``other`` is what the producer speaks if it refuses the form that ``dialect`` gives to the
+        first stream request; None if it is known to speak ``dialect``.
+        """
         self.name = name
         self._consumer_name = consumer_name
         #: The key of each control sent to the producer, by opaque.
@@ -112,9 +133,13 @@ class DcpConsumer:
         #: Whether the producer wants seqno acknowledgements of what is on disk.
         self._tells_seqnos = False
         self.dialect = dialect
+        #: The dialect to turn to, while it is not known which one the producer speaks; and the
+        #: vbucket whose request finds it out.
+        self._other = other
+        self._asking: int | None = None
         self._bucket = bucket
         self._inlet = inlet
-        self._session = ConsumerSession(dialect, sync_writes=bool(consumer_name))
+        self._session = self._new_session()
         self._writer = ReplicaWriter(bucket)
         self._streams: dict[int, _Stream] = {}
         self._introduced = False
@@ -122,6 +147,9 @@ class DcpConsumer:
         self._silence: Silence | None = None
         self._writing = False
         self._closed = False
+
+    def _new_session(self) -> ConsumerSession:
+        return ConsumerSession(self.dialect, sync_writes=bool(self._consumer_name))
 
     @property
     def vbuckets(self) -> tuple[int, ...]:
@@ -161,18 +189,47 @@ class DcpConsumer:
             return Status.NOT_MY_VBUCKET
         if vbucket in self._streams or not self._inlet.claim(vbucket):
             return Status.EXISTS
-        if not self._introduced:
-            self._introduced = True
-            self._introduce()
         self._streams[vbucket] = _Stream(request.flags, 0, request)
-        self._request(vbucket)
+        self._ask()
         self._send()
         return None
 
+    def _ask(self) -> None:
+        """Requests the streams that are not requested yet: one, until the dialect is known."""
+        if self._other is None:
+            self._introduce()
+        elif self._asking is not None:
+            return
+        for vbucket, stream in self._streams.items():
+            if stream.opaque == 0:
+                self._request(vbucket)
+                if self._other is not None:
+                    self._asking = vbucket
+                    return
+
+    def _learn_dialect(self, event: Event) -> bool:
+        """Learns from the first answer what the producer speaks; false if it must be asked again.
+
+        A release that wants the longer request refuses the shorter one as invalid, and the other
+        way round.
+        """
+        assert self._other is not None
+        is_other = isinstance(event, StreamRefused) and event.status is Status.INVALID
+        if is_other:
+            self.dialect = self._other
+            self._session = self._new_session()
+            for stream in self._streams.values():
+                stream.opaque = 0
+        self._other = self._asking = None
+        self._inlet.answered(self.dialect)
+        self._ask()
+        return not is_other
+
     def _introduce(self) -> None:
         """Sends the controls of this node without waiting: only current producers know Control."""
-        if not self.dialect.negotiates:
+        if self._introduced or not self.dialect.negotiates:
             return
+        self._introduced = True
         wanted = {
             "connection_buffer_size": str(_WINDOW),
             "enable_noop": "true",
@@ -237,7 +294,8 @@ class DcpConsumer:
             if stream.flags & StreamFlag.TAKEOVER
         )
         self._writing = True
-        return Unread(events, lambda: self._writer.write(events, takeovers))
+        draft = not self.dialect.negotiates
+        return Unread(events, lambda: self._writer.write(events, takeovers, draft=draft))
 
     def stored(self, unread: Unread, refused: dict[int, StoreRefusal] | None) -> None:
         """Continues after events were written. ``refused`` is None if the store failed."""
@@ -256,7 +314,9 @@ class DcpConsumer:
                 moved.update(step.vbucket for step in event.steps)
             elif isinstance(event, Answered):
                 self._answered(event.response)
-            elif getattr(event, "vbucket", None) in self._streams:
+            elif (vbucket := getattr(event, "vbucket", None)) in self._streams:
+                if vbucket == self._asking and not self._learn_dialect(event):
+                    continue
                 self._go_on(event, refused)
                 if isinstance(event, StreamOpened):
                     moved.add(event.vbucket)
@@ -286,6 +346,8 @@ class DcpConsumer:
             self._settle(event.vbucket, Status.SUCCESS)
         elif isinstance(event, StateAsked):
             self._session.confirm_state(event.vbucket)
+            if event.state is VBucketState.DEAD:
+                self._close(event.vbucket)  # nothing is written to a dead copy
         else:
             self._rolled_back(event.vbucket)
 
@@ -354,6 +416,8 @@ class DcpConsumer:
 
     def close(self) -> None:
         """Releases all streams, after the write that is under way has finished."""
+        if self._asking is not None and not self._closed:
+            self._inlet.unanswered(self.dialect)
         self._closed = True
         if not self._writing:
             self._release_all()
@@ -365,6 +429,10 @@ class DcpConsumer:
     def _forget(self, vbucket: int) -> None:
         del self._streams[vbucket]
         self._inlet.release(vbucket)
+        if vbucket == self._asking:
+            self._asking = None
+            if not self._closed:
+                self._ask()
 
     def _acknowledge(self) -> None:
         due = self._window.due(self._inlet.now())

@@ -43,6 +43,16 @@ from ...wire.stored_prepares import StoredPrepare
 
 #: Stored frames are packets of current DCP with collection ids in their keys.
 _STORED: Final = Dcp(collections=True)
+#: By the state that a producer asks for, the states from which that is safe.
+_BEFORE: Final = {
+    VBucketState.PENDING: (VBucketState.REPLICA, VBucketState.PENDING),
+    VBucketState.ACTIVE: (VBucketState.PENDING,),
+}
+#: The states that serve nobody, which only the drafts let a producer ask for.
+_GIVEN_UP: Final = (VBucketState.REPLICA, VBucketState.DEAD)
+_BEFORE_IN_DRAFTS: Final = _BEFORE | dict.fromkeys(
+    _GIVEN_UP, (VBucketState.REPLICA, VBucketState.PENDING)
+)
 _COLUMNS: Final = (
     "op",
     "vbucket",
@@ -67,13 +77,18 @@ class ReplicaWriter:
         self._snapshots: dict[int, Snapshot] = {}
         self._changes: list[ChangeRequest] = []
         self._refused: dict[int, StoreRefusal] = {}
+        self._draft = False
 
-    def write(self, events: Iterable[Event], takeovers: frozenset[int]) -> dict[int, StoreRefusal]:
+    def write(
+        self, events: Iterable[Event], takeovers: frozenset[int], *, draft: bool = False
+    ) -> dict[int, StoreRefusal]:
         """Writes events. Returns the vbuckets whose events were refused, with the reason.
 
-        ``takeovers`` are the vbuckets whose state the producer may change.
+        ``takeovers`` are the vbuckets that the producer may make pending and active. ``draft`` says
+        whether states have their numbers and meaning from draft 001.
         """
         self._refused = {}
+        self._draft = draft
         #: Changes that are not in row batches: system events and durable writes, by vbucket and
         #: seqno. The rows that follow show which snapshot each belongs to.
         happened: dict[tuple[int, int], ChangeRequest] = {}
@@ -156,24 +171,23 @@ class ReplicaWriter:
     def _set_state(self, event: StateAsked, takeovers: frozenset[int]) -> None:
         vbucket, state = event.vbucket, event.state
         before = self._bucket.state(vbucket)
-        if vbucket not in takeovers:
-            raise StoreRefusal(Status.INVALID, f"vbucket {vbucket} is not being taken over")
-        if state is VBucketState.REPLICA:
+        if state is VBucketState.REPLICA and not self._draft:
             state = VBucketState.PENDING  # servers up to 3.0 use this number on a stream
-        if state is before is VBucketState.PENDING:
-            return  # the manager has set it pending already
-        expected = {
-            VBucketState.PENDING: VBucketState.REPLICA,
-            VBucketState.ACTIVE: VBucketState.PENDING,
-        }
-        if expected.get(state) is not before:
-            # The takeover was abandoned meanwhile, so another copy may be the active one.
+        # A copy that serves nobody afterwards can be given up in any stream of a draft.
+        may_change = vbucket in takeovers or (self._draft and state in _GIVEN_UP)
+        if not may_change:
+            raise StoreRefusal(Status.INVALID, f"vbucket {vbucket} is not being taken over")
+        allowed = _BEFORE_IN_DRAFTS if self._draft else _BEFORE
+        if before not in allowed.get(state, ()):
+            # The takeover was abandoned meanwhile, so another copy may be the active one; or this
+            # is the active one, which may have changes that no other has.
             raise StoreRefusal(
                 Status.INVALID,
                 f"vbucket {vbucket} is {before.name.lower()} and cannot become "
                 f"{state.name.lower()}",
             )
-        self._bucket.set_state(vbucket, state, transfer=True)
+        if state is not before:  # the manager may have set it pending already
+            self._bucket.set_state(vbucket, state, transfer=True)
 
 
 def _sync_write(event: SyncWrite) -> tuple[int, ChangeRequest]:
