@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from document_servers import Document000
 from hypothesis import given
 from hypothesis import strategies as st
 from running import PATIENCE, Running, command, ended, environment, finished, records, running
@@ -277,6 +278,14 @@ def test_collections_by_name(producer: TemporaryProducer) -> None:
 def test_every_dialect(producer: TemporaryProducer, dialect: str) -> None:
     fill(producer, 6)
     assert len(everything(producer, "--dialect", dialect)) == 6
+
+
+def test_a_server_that_knows_one_document_only() -> None:
+    with Document000({0: 2, 2: 1}) as server:
+        result = finished("tail", server.source, "--dialect", "000", "--limit", "3", "--json")
+        assert result.returncode == 0, result.stderr
+        assert keys(records(result.stdout)[:3]) == ["0:k1", "0:k2", "2:k1"]
+        assert "is taken for the only node" in result.stderr
 
 
 # ---- checkpoints -------------------------------------------------------------------------

@@ -127,6 +127,8 @@ class ConsumerSettings:
     retry_most: float = 5.0
     #: Whether vbuckets with an end seqno are read to the end of their snapshot.
     _whole_snapshots: bool = field(default=False, repr=False)
+    #: Whether the server is known to have no map: it is one node with the given vbuckets.
+    _one_node: bool = field(default=False, repr=False)
     _unique: str = field(default_factory=lambda: _entropy.token_hex(4), repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -448,6 +448,8 @@ class Engine:
 
     async def _renew_map(self) -> None:
         """Asks the nodes for the cluster map: connected ones first, then all known ones."""
+        if self._settings._one_node:
+            return
         try:
             await self._nodes.run(renew_map(self.topology, self._map_watch.whom_to_ask()))
         except NODE_TROUBLE as error:

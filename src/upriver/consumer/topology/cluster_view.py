@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -167,8 +167,8 @@ class Topology:
         )
         return self._map
 
-    def assume_one_node(self, address: Address, vbuckets: int) -> None:
-        """Assumes one node that owns all vbuckets, for a server older than cluster maps."""
+    def assume_one_node(self, address: Address, vbuckets: Collection[int]) -> None:
+        """Assumes one node that owns these vbuckets, for a server older than cluster maps."""
         self.map_is_assumed = True
         self.map_is_old = False
         self._map = ClusterMap(
@@ -177,7 +177,7 @@ class Topology:
             bucket=self.source.bucket,
             bucket_uuid="",
             nodes=(Node(0, address),),
-            vbuckets=((0,),) * vbuckets,
+            vbuckets=tuple((0,) if vb in vbuckets else (-1,) for vb in range(max(vbuckets) + 1)),
         )
 
     def addresses(self, connected: Iterable[Address] = ()) -> list[Address]:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from ...errors import (
     AuthenticationFailed,
@@ -30,7 +31,7 @@ from ..transport.async_connection import AsyncConnection
 from ..transport.async_pool import AsyncNodes
 from ..transport.connection_string import Address
 from .cluster_view import NODE_TROUBLE
-from .questions import high_seqnos
+from .questions import UNKNOWN_REQUEST, has_history, high_seqnos
 from .request_routing import (
     ask_failover_logs,
     ask_node,
@@ -41,6 +42,11 @@ from .request_routing import (
 )
 
 _log = logging.getLogger(__name__)
+
+#: The field of a packet that names a vbucket has 16 bits.
+_MAX_VBUCKETS: Final = 2**16
+#: Couchbase buckets have this many vbuckets or fewer.
+_ASKED_AT_ONCE: Final = 1024
 
 
 class Discovery:
@@ -120,23 +126,50 @@ class Discovery:
     async def _find_map(self, first: AsyncConnection) -> Address:
         """Gets the map and the collections; returns the address of the node that sent them.
 
-        If no map was ever seen and the vbuckets to read are given, ``first`` is assumed to be the
-        only node: where it refuses to send a map, or speaks a draft without such a request.
+        If no map was ever seen, ``first`` is assumed to be the only node where it speaks a draft
+        without such a request, or does not know the request. It has the vbuckets to read; if none
+        are given, those for which it answers. Where they are given, any refusal is enough.
         """
         topology, wanted = self._topology, self._settings.vbuckets
+        if self._settings._one_node and wanted is not None:
+            topology.assume_one_node(first.address, wanted)
+            return first.address
         try:
             return await self._nodes.run(renew_map(topology, [first.address], names=True))
         except (ConnectionFailed, RemoteProtocolError) as problem:
             refusal = refusal_of(problem)
-            answered = refusal is not None and not refusal.retriable
-            map_is_known = topology.has_map and not topology.map_is_assumed
-            if wanted is None or map_is_known or (first.dialect.negotiates and not answered):
+            if refusal is None:
+                may_assume = not first.dialect.negotiates
+            elif wanted is None:
+                may_assume = refusal.status in UNKNOWN_REQUEST
+            else:
+                may_assume = not refusal.retriable or not first.dialect.negotiates
+            if not may_assume or (topology.has_map and not topology.map_is_assumed):
                 raise refusal or problem from None
+            if wanted is None:
+                wanted = frozenset(await self._answering(first))
             _log.warning(
                 "%s is taken for the only node, as it has no map: %s", first.address, problem
             )
-            topology.assume_one_node(first.address, max(wanted) + 1)
+            topology.assume_one_node(first.address, wanted)
             return first.address
+
+    async def _answering(self, node: AsyncConnection) -> set[int]:
+        """The vbuckets for which a node answers, of those up to the last thousand with any."""
+        found: set[int] = set()
+        for begin in range(0, _MAX_VBUCKETS, _ASKED_AT_ONCE):
+            asked = range(begin, min(begin + _ASKED_AT_ONCE, _MAX_VBUCKETS))
+            there = await node.run_all([has_history(vbucket) for vbucket in asked])
+            answering = {vb for vb, is_there in zip(asked, there, strict=True) if is_there}
+            found |= answering
+            if not answering:
+                break
+        if not found:
+            raise RemoteProtocolError(
+                f"{node.address} has no cluster map and answers for none of the vbuckets 0 to "
+                f"{_ASKED_AT_ONCE - 1}; name those to read (vbuckets)"
+            )
+        return found
 
     def _choose_collections(self, address: Address) -> None:
         """Finds the ids of the wanted collections among those that the node has."""
@@ -159,8 +192,12 @@ class Discovery:
         count = len(self._topology.map.vbuckets)
         wanted = self._settings.vbuckets
         end = self._settings.end
-        if wanted is None:
-            wanted = frozenset(range(count) if isinstance(end, str) else end)
+        if wanted is None and not isinstance(end, str):
+            wanted = frozenset(end)
+        elif wanted is None:
+            every = frozenset(range(count))
+            is_assumed = self._topology.map_is_assumed  # then there is nobody to wait for
+            wanted = frozenset(filter(self._is_owned, every)) if is_assumed else every
         elif not isinstance(end, str):
             wanted &= frozenset(end)
         beyond = sorted(vbucket for vbucket in wanted if not 0 <= vbucket < count)
@@ -171,6 +208,9 @@ class Discovery:
         if not wanted:
             raise ConfigError("there is no vbucket to read: vbuckets has none of those in end")
         return sorted(wanted)
+
+    def _is_owned(self, vbucket: int) -> bool:
+        return self._topology.owner(vbucket) is not None
 
     async def _decide_range(self) -> None:
         start, end = self._settings.start, self._settings.end
@@ -218,6 +258,15 @@ class Discovery:
 
     def _question(self, vbuckets: list[int]) -> tuple[Conversation[dict[int, int]], ...]:
         return (high_seqnos(vbuckets, self._chosen),)
+
+    async def hear_out(self) -> None:
+        """Has each node answer a request on the connection of its streams.
+
+        What a node had sent by then has been received.
+        """
+        for address, its in self._topology.by_owner(self.positions).items():
+            node = await self._nodes.connect(address)
+            await node.run(has_history(its[0]))
 
     async def active_at(self, address: Address, vbuckets: Collection[int]) -> set[int]:
         """Those of ``vbuckets`` for which the node says that it is active."""

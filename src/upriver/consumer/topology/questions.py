@@ -32,7 +32,7 @@ from .collection_names import Collections
 _T = TypeVar("_T")
 
 #: The statuses with which servers reject a command that they do not know.
-_UNKNOWN: Final = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
+UNKNOWN_REQUEST: Final = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 _STATES: Final = "vbucket"
 _ACTIVE: Final = "active"
 _SEQNOS: Final = "vbucket-seqno"
@@ -80,7 +80,7 @@ def cluster_map() -> Conversation[bytes | dict[int, str]]:
     answer: m.Response = yield kv.GetClusterConfig()
     if answer.status is Status.SUCCESS and isinstance(answer, m.PlainResponse) and answer.value:
         return answer.value
-    if answer.status is not Status.SUCCESS and answer.status not in _UNKNOWN:
+    if answer.status is not Status.SUCCESS and answer.status not in UNKNOWN_REQUEST:
         raise StatusError(answer.status, request="the cluster map", context=refusal_context(answer))
     states = yield from vbucket_states()
     if not states:
@@ -134,7 +134,7 @@ def high_seqnos(
         active = dict(answer.seqnos)
     elif answer.status is Status.NO_ACCESS and collections:
         active = yield from _collection_seqnos(collections)
-    elif answer.status in _UNKNOWN:
+    elif answer.status in UNKNOWN_REQUEST:
         active = yield from _seqnos_of_active(vbuckets)
     else:
         raise refused(answer, "the high seqnos")
@@ -212,7 +212,7 @@ def failover_log(vbucket: int, *, streaming: bool = False) -> Conversation[Failo
         if answer.failover_log:
             return FailoverLog(answer.failover_log).newest_first().sanitised()
         raise NoHistory(vbucket)
-    if answer.status not in _UNKNOWN:
+    if answer.status not in UNKNOWN_REQUEST:
         raise refused(answer, f"the failover log of vbucket {vbucket}")
     entries: dict[int, dict[str, int]] = {}
     for name, value in (yield from _statistics_of(_HISTORIES, vbucket)).items():
@@ -229,6 +229,12 @@ def failover_log(vbucket: int, *, streaming: bool = False) -> Conversation[Failo
     if (yield from vbucket_states()).get(vbucket) == _ACTIVE:
         raise NoHistory(vbucket)
     raise StatusError(Status.NOT_MY_VBUCKET, request=f"the failover log of vbucket {vbucket}")
+
+
+def has_history(vbucket: int) -> Conversation[bool]:
+    """Whether a node answers for a vbucket, on a connection for streams; in every draft."""
+    answer: m.Response = yield m.FailoverLogRequest(vbucket=vbucket)
+    return answer.status is Status.SUCCESS
 
 
 def persisted_seqno(vbucket: int, vbuuid: int) -> Conversation[int]:
@@ -266,7 +272,7 @@ def _statistics_of(group: str, vbucket: int) -> Conversation[dict[str, str]]:
     try:
         return (yield from statistics(f"{group} {vbucket}"))
     except StatusError as refusal:
-        if refusal.status not in (Status.NOT_FOUND, Status.INVALID, *_UNKNOWN):
+        if refusal.status not in (Status.NOT_FOUND, Status.INVALID, *UNKNOWN_REQUEST):
             raise
     return (yield from statistics(group))
 

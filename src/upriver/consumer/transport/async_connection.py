@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from ... import _daemon
-from ...errors import ConnectionFailed, DecodeError, InternalError, UpriverError
+from ...errors import ConnectionFailed, DecodeError, InternalError, Status, UpriverError
 from ...session.client_handshake import FIRST_OPAQUE, introduce, stranger
 from ...session.consumer_events import Answered, Event, Rows
 from ...session.consumer_session import FIRST_OTHER_OPAQUE, ConsumerSession
@@ -374,6 +374,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 message = self.dialect.decode(packet)
                 if isinstance(message, m.Response):
                     self._exchange.received(message)
+                elif isinstance(message, m.RequestError):  # how draft 002 refuses anything else
+                    refusal = m.PlainResponse(
+                        command=Command.FAILOVER_LOG, opaque=message.opaque, status=Status.INVALID
+                    )
+                    self._exchange.received(refusal)
                 elif isinstance(message, m.StreamNoop):
                     alive = m.PlainResponse(command=Command.STREAM_NOOP, opaque=message.opaque)
                     self._write(self.dialect.encode(alive))
