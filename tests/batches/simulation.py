@@ -16,7 +16,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from upriver.batches.admission import Limits
@@ -37,7 +37,7 @@ from upriver.batches.offset_ranges import (
 )
 from upriver.batches.offsets import Offset, SourceIdentity
 from upriver.batches.read_ahead import ArrivedSeqnos
-from upriver.model import FailoverLog, Snapshot, StreamOffset, rollback_point
+from upriver.model import NO_END, FailoverLog, Snapshot, StreamOffset, rollback_point
 from upriver.session.consumer_events import Step
 from upriver.session.stream_position import Position, PositionTracker
 
@@ -161,6 +161,11 @@ class World:
     trusts_old_proofs: bool = False
     #: How far streams that stay open have come.
     seqnos: type[ArrivedSeqnos] = ArrivedSeqnos
+    #: Whether the server tells how far it is, and snapshots say where they end. If not, the driver
+    #: knows what a stream has brought by then, and tasks that are cut begin their step again.
+    tells_seqnos: bool = True
+    #: Whether the driver says then that what it knows is no bound.
+    admits_it: bool = True
 
 
 class OpenStreams:
@@ -356,11 +361,16 @@ class Simulation:
             )
             if not refused and self.asks_once:
                 self.proved.add(number)
+            known = vbucket.high
+            if not self.world.tells_seqnos and not all_of_them:
+                least = progress.seqno if on_its_branch else 0
+                known = self.random.randint(min(least, known), known)
             found[number] = ObservedVBucket(
-                high_seqno=vbucket.high,
+                high_seqno=known,
                 failover_log=log,
                 purge_seqno=vbucket.purge_seqno if looks and self.tells_purge_seqno else 0,
                 refused=refused and on_its_branch,
+                is_bound=self.world.tells_seqnos or not self.world.admits_it,
             )
         if self.streams is not None:
             self.streams.seqnos.sampled({n: v.high for n, v in enumerate(self.vbuckets)})
@@ -384,6 +394,8 @@ class Simulation:
 
     def facts_ahead(self, at: Offset) -> dict[int, ObservedVBucket] | None:
         """What streams have brought, as the driver may plan from it; None if it must look."""
+        if not self.world.tells_seqnos:
+            return None
         if self.streams is None:
             if self.highs and self.random.random() < 0.5:
                 self.open_streams(at)
@@ -469,7 +481,10 @@ class Simulation:
             self.driver_dies()
             self.rows_of_batch(at, end, quiet=False, replay=True)
         if self.is_table and ahead is None:
-            end = self.stored(self.world.after_reading(end, self.snapshot_ends))
+            known = self.snapshot_ends
+            if not self.world.tells_seqnos:
+                known = dict.fromkeys(known, NO_END)
+            end = self.stored(self.world.after_reading(end, known))
             self.seen["known ends"] += bool(self.snapshot_ends)
             if not self.world.trusts_old_proofs:
                 self.proved |= self.snapshot_ends.keys()
@@ -524,8 +539,8 @@ class Simulation:
         if step.rolls_back:
             rows.append(Row(step.vbucket, step.branch, step.start))
         offset = step.offset
-        seen = 0
-        while offset.seqno < step.end:
+        seen, done = 0, step.start
+        while done < step.end:
             if not quiet:
                 self.meanwhile()
             server = self.vbuckets[step.vbucket]
@@ -534,7 +549,7 @@ class Simulation:
             granted = server.grants(offset, self.heeded(step.purge_seqno))
             # a consumer takes no rows of another branch than the one of its position
             if not granted or server.vbuuid != step.offset.vbuuid:
-                verdict = self.world.judge(step, offset, server.log)
+                verdict = self.world.judge(step, replace(offset, seqno=done), server.log)
                 self.seen[verdict.name] += 1
                 if verdict is StepVerdict.START_OVER:
                     raise TaskFailed
@@ -553,6 +568,7 @@ class Simulation:
             changes = server.snapshot(offset.seqno, until)
             snapshot = Snapshot(offset.seqno, until)
             seen = max(seen, until)
+            changes = [change for change in changes if change[0] > done]
             cut = len(changes)
             if not quiet and self.random.random() < 0.3:
                 cut = self.random.randrange(cut + 1)
@@ -567,7 +583,9 @@ class Simulation:
                     return seen
                 cut = len(changes)
             if cut:
-                offset = StreamOffset(step.offset.vbuuid, changes[cut - 1][0], snapshot)
+                done = changes[cut - 1][0]
+                if self.world.tells_seqnos:
+                    offset = StreamOffset(step.offset.vbuuid, done, snapshot)
         return seen
 
     @staticmethod

@@ -50,6 +50,14 @@ def test_the_table_equals_the_documents_whenever_all_was_read(
     assert seen.keys() >= expected
 
 
+def test_a_server_that_tells_no_seqnos_has_a_right_table_too() -> None:
+    seen: Counter[str] = Counter()
+    seeds = range(FIRST, FIRST + HISTORIES // 2)
+    wrong = list(wrong_histories(seeds, World(tells_seqnos=False), seen))
+    assert not wrong, f"wrong tables with the seeds {wrong[:10]}"
+    assert seen.keys() >= {"caught up", "replay", "rollback to 0", "SKIP", "START_OVER"}
+
+
 # ---- the simulation can see what it is there for -----------------------------------------
 
 
@@ -160,6 +168,9 @@ class SeqnosWithoutFloor(ArrivedSeqnos):
         pytest.param(World(judge=skips_what_is_unknown), id="unknown branches are skipped"),
         pytest.param(World(judge=skips_the_rest), id="a refused rest is skipped"),
         pytest.param(World(seqnos=SeqnosWithoutFloor), id="tasks saw no more than has arrived"),
+        pytest.param(
+            World(tells_seqnos=False, admits_it=False), id="what a stream has brought as a bound"
+        ),
     ],
 )
 def test_a_rule_that_lacks_a_part_makes_wrong_tables(mutant: World) -> None:

@@ -44,6 +44,10 @@ Why it is right. ``Held`` are the rows that no later rollback row of their vbuck
   purged before the reader began at 0, and then it never held what they deleted.
 - *Replays.* An offset is its own plan. What an attempt that was not committed has read is not held.
 
+A server that tells no seqnos (`streamed_survey`) has steps like any other. Only a bound of what
+tasks have seen cannot be known there: it is `NO_END`. So after a change of branch no place is left
+but those of which tasks knew the bound, and the origin. All else is as above.
+
 It takes for granted that a vbuuid names one history, which servers lose no tail of silently (of a
 lost tail we notice what we can: a high seqno that fell); that purge seqnos do not fall while a
 branch lives; and that `ObservedVBucket` are no older than what the tasks of the last batch saw.
@@ -51,7 +55,7 @@ branch lives; and that `ObservedVBucket` are no older than what the tasks of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -92,6 +96,9 @@ class ObservedVBucket:
     #: What steps after one that begins at 0 name in their requests; 0 if it is not known.
     purge_seqno: int = 0
     refused: bool = False
+    #: Whether nothing that a task has seen was above the high seqno. A server that tells none has
+    #: it only from a stream, and tasks may have seen more on theirs.
+    is_bound: bool = True
 
     def __post_init__(self) -> None:
         if not len(self.failover_log):
@@ -115,9 +122,17 @@ def from_beginning(source: SourceIdentity) -> Offset:
     return Offset(source)
 
 
-def from_latest(source: SourceIdentity, facts: Mapping[int, ObservedVBucket]) -> Offset:
-    """Only what changes from now on is to be read. Facts of every vbucket are needed."""
-    missing = [vbucket for vbucket in range(source.vbuckets) if vbucket not in facts]
+def from_latest(
+    source: SourceIdentity,
+    facts: Mapping[int, ObservedVBucket],
+    vbuckets: Collection[int] | None = None,
+) -> Offset:
+    """Only what changes from now on is to be read. Facts of every vbucket are needed.
+
+    ``vbuckets`` are those that there are, if not all.
+    """
+    needed = range(source.vbuckets) if vbuckets is None else sorted(vbuckets)
+    missing = [vbucket for vbucket in needed if vbucket not in facts]
     if missing:
         raise ConfigError(
             f"cannot start at the latest changes: {len(missing)} vbuckets have no server now,"
@@ -129,7 +144,7 @@ def from_latest(source: SourceIdentity, facts: Mapping[int, ObservedVBucket]) ->
             vbucket: VBucketProgress(
                 seqno=high, log=_kept(facts[vbucket].failover_log), origin=high
             )
-            for vbucket in range(source.vbuckets)
+            for vbucket in needed
             if (high := facts[vbucket].high_seqno)
         },
     )
@@ -253,7 +268,8 @@ def _start(
 def _gone_on(at: VBucketProgress, facts: ObservedVBucket, most: int) -> VBucketProgress:
     boundaries = at.boundaries
     if at.start < at.seqno:
-        boundaries = thinned((*boundaries, Boundary(at.seqno, facts.high_seqno)), most)
+        bound = facts.high_seqno if facts.is_bound else NO_END
+        boundaries = thinned((*boundaries, Boundary(at.seqno, bound)), most)
     purge = at.purge_seqno if at.purge_seqno > at.seqno else 0
     return replace(at, boundaries=boundaries, purge_seqno=purge, rolled_back=False)
 

@@ -49,12 +49,14 @@ class ReadStep:
     rolls_back: bool = False
     #: The purge seqno to name in the request, if the server understands that; 0 for none.
     purge_seqno: int = 0
+    #: The seqno at which the branch began, which the oldest drafts name in a request.
+    began: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Numbers only: a batch has a step for each vbucket, and dataclasses are slow to pickle."""
         offset = self.offset
         numbers = (offset.vbuuid, offset.seqno, offset.snapshot.start, offset.snapshot.end)
-        rest = (self.end, self.rolls_back, self.purge_seqno)
+        rest = (self.end, self.rolls_back, self.purge_seqno, self.began)
         return _unpickled, (self.vbucket, self.branch, *numbers, *rest)
 
     @property
@@ -74,8 +76,18 @@ class ReadStep:
     @property
     def position(self) -> Position:
         """Where a consumer begins with the step. Only the newest branch matters to its request."""
-        branch = FailoverLog.of((self.offset.vbuuid, 0))
+        branch = FailoverLog.of((self.offset.vbuuid, self.began))
         return Position(self.offset, branch, purge_seqno=self.purge_seqno)
+
+    @property
+    def position_on_branch(self) -> Position:
+        """The same for a consumer that reads only the step's branch.
+
+        Then the plan vouches for what a snapshot hid below the start. So where requests name no
+        snapshots the consumer begins exactly there, and not where one was complete before.
+        """
+        start = self.start
+        return replace(self.position, boundaries=(start,) if start else ())
 
     def from_the_beginning(self) -> ReadStep:
         """The same step on the same branch, from seqno 0 on."""
@@ -158,6 +170,7 @@ def newest_step(vbucket: int, progress: VBucketProgress) -> ReadStep:
         end=progress.seqno,
         rolls_back=progress.rolled_back,
         purge_seqno=progress.purge_seqno,
+        began=progress.log.newest.seqno if len(progress.log) else 0,
     )
 
 

@@ -38,6 +38,7 @@ from typing import Any, Final
 
 from ..errors import ConfigError
 from ..model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamOffset
+from ..session.stream_position import Position
 
 _FORMAT: Final = 1
 
@@ -84,6 +85,7 @@ class Boundary:
 
     ``bound`` is a high seqno that was sampled after the reading, or the highest end of a snapshot
     that was seen, so a newer version that hid one of the changes up to ``seqno`` is not above it.
+    `NO_END` if nobody can tell: then it is no place to go back to from another branch.
     """
 
     seqno: int
@@ -126,8 +128,16 @@ class VBucketProgress:
         if not self.boundaries:
             return StreamOffset.at(self.vbuuid, self.origin)
         newest = self.boundaries[-1]
+        if newest.bound == NO_END:  # the step keeps to its branch, and claims nothing
+            return StreamOffset.at(self.vbuuid, newest.seqno)
         before = self.boundaries[-2].seqno if len(self.boundaries) > 1 else self.origin
         return StreamOffset(self.vbuuid, newest.seqno, Snapshot(before, newest.bound))
+
+    @property
+    def end_position(self) -> Position:
+        """Where the newest step ends, for a consumer that keeps to the branch."""
+        boundaries = (self.seqno,) if self.seqno else ()
+        return Position(StreamOffset.at(self.vbuuid, self.seqno), self.log, boundaries)
 
     def line(self) -> str:
         if not self._line:

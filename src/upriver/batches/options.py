@@ -20,6 +20,8 @@ from ..settings.all_settings import COLUMN_ROLES, READ, WRITE
 from ..settings.connection_from_settings import access_of, content_of, source_of
 from ..settings.setting import Given, Use
 from ..settings.vbucket_list import MAX_VBUCKETS
+from ..wire.dialects.by_name import DIALECTS
+from ..wire.protocol_enums import DialectName
 
 _LAST_SEQNO: Final = 2**63 - 1
 _FILE: Final = "file:"
@@ -44,6 +46,15 @@ class RowFormat:
     corrupt_column: str | None = None
     #: The columns of rows, in this order; empty for all.
     columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MuteServer:
+    """A server that knows the commands of one draft and nothing else: one node without a map."""
+
+    dialect: DialectName
+    #: Those that were named, or for which it answers.
+    vbuckets: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,7 @@ class ReadOptions:
     compression: bool
     #: The flow-control buffer per node, in bytes.
     buffer: int
+    dialect: DialectName
     #: All times are in seconds.
     connect_timeout: float
     request_timeout: float
@@ -82,11 +94,14 @@ class ReadOptions:
     push_filters: bool
     #: The names of the options that the user gave.
     given: frozenset[str]
+    #: What the driver has found out about a server that answers no questions.
+    mute: MuteServer | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Self:
         """Parses Spark's options; ConfigError names the option that is wrong."""
         given = Given(READ, options)
+        _require_features(given)
         given.refuse_together("scope", "collections", "give one of them")
         source = source_of(given)
         least, most = given["minPartitions"], given["numPartitions"]
@@ -104,6 +119,7 @@ class ReadOptions:
             buffer=given["flowControlBuffer"],
             given=given.names,
             **given.fields("scope", "vbuckets", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+            **given.fields("dialect"),
             **given.fields("minPartitions", "numPartitions", "failOnDataLoss", "compression"),
             **given.fields("longPoll", "readAhead", "pushFilters", *_TIMEOUTS),
         )
@@ -196,6 +212,19 @@ class WriteOptions:
                 has = ", ".join(frame)
                 raise ConfigError(f"{role}Column: there is no column {column!r}, only {has}")
         return {role: column for role, column in self.columns.items() if column in frame}
+
+
+def _require_features(given: Given) -> None:
+    """ConfigError if the draft that is named lacks what other options need."""
+    draft = DIALECTS.get(given["dialect"])
+    if draft is None or draft.negotiates:
+        return
+    for name in ("collections", "scope", "xattrs"):
+        if given[name]:
+            raise ConfigError(
+                f"dialect is {draft.name}, a draft that has no collections and no xattrs; leave "
+                f"{name} out, or dialect"
+            )
 
 
 def _collection(option: str, text: str) -> str:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from ..consumer.consumer_settings import ConsumerSettings
 from ..consumer.topology.seqno_survey import Survey
+from ..wire.dialects.by_name import DIALECTS
 from .options import ReadOptions
 
 
 def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings:
     """The settings of a consumer that reads for Spark."""
+    mute, dialect = options.mute, options.dialect
+    if mute is not None:
+        dialect = mute.dialect
+        chosen = {"vbuckets": mute.vbuckets, "_one_node": True, **chosen}
+    draft = DIALECTS.get(dialect)
     return ConsumerSettings(
+        dialect=dialect,
         collections=options.collections,
         scope=options.scope,
-        values=options.rows.values,
+        # the oldest drafts always send values; rows leave them out
+        values=options.rows.values or (draft is not None and not draft.negotiates),
         xattrs=options.rows.xattrs,
         compression=options.compression,
         decompress=False,  # rows unpack what they are asked to
@@ -26,10 +34,10 @@ def reading_settings(options: ReadOptions, **chosen: object) -> ConsumerSettings
     )
 
 
-def survey_of(
+def asking_survey(
     options: ReadOptions, patience: float = 0.0, *, partial_after: float | None = None
 ) -> Survey:
-    """A survey of the collections that are read, with the patience of `Survey`."""
+    """A survey that asks questions about the collections that are read; see `Survey`."""
     return Survey(
         options.source,
         options.access,

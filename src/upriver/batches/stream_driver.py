@@ -15,11 +15,13 @@ from ..consumer.checkpoints.position_check import probe_and_wait
 from ..consumer.consumer_settings import RollbackPolicy
 from ..consumer.topology.collection_names import Collections
 from ..consumer.topology.questions import VBucketSeqnos
+from ..consumer.topology.seqno_survey import Survey
 from ..consumer.transport.connection_string import Address
 from ..errors import UpriverError
 from ..model import FailoverLog
 from ..session.stream_position import Position
 from .admission import Limits
+from .bucket_survey import BucketSurvey
 from .offset_planning import (
     ObservedVBucket,
     from_beginning,
@@ -34,7 +36,8 @@ from .offsets import Offset, SourceIdentity, VBucketProgress
 from .options import ReadOptions
 from .read_ahead import ArrivedChanges, ReadAhead
 from .row_size import RowSize
-from .source_access import reading_settings, survey_of
+from .source_access import reading_settings
+from .streamed_survey import StreamedSurvey
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ class Driver:
         #: The offset that was planned last, with the changes that lead there.
         self._arrived: tuple[Offset, ArrivedChanges] | None = None
         retrying = options.retry_timeout
-        self._survey = survey_of(options, retrying, partial_after=min(patience, retrying))
+        self._asked = BucketSurvey(options, partial_after=min(patience, retrying))
         #: Vbuckets that cannot be planned, as no node answers for them, and since when.
         self._unknown: dict[int, float] = {}
         #: Up to when the vbuckets that stand still were looked at, and which of them is the next.
@@ -96,13 +99,17 @@ class Driver:
         self.highs: dict[int, int] = {}
 
     def close(self) -> None:
-        self._survey.close()
+        self._asked.close()
         if self._ahead is not None:
             self._ahead.close()
 
     def interrupt(self) -> None:
         """Ends what waits for a node in another thread, with `Interrupted`."""
-        self._survey.interrupt()
+        self._asked.interrupt()
+
+    @property
+    def _survey(self) -> Survey | StreamedSurvey:
+        return self._asked.found
 
     def identity(self) -> SourceIdentity:
         """Which history of changes this is."""
@@ -120,11 +127,11 @@ class Driver:
     @property
     def waits(self) -> tuple[float, str] | None:
         """Since when no node answers, in seconds since 1970, and why; None while nodes do."""
-        return self._survey.waits
+        return self._asked.waits
 
     def reading(self, options: ReadOptions | None = None) -> ReadOptions:
-        """Options for whoever reads what is planned here: with the nodes of the newest map."""
-        return (options or self._options).knowing(self._survey.nodes)
+        """Options for whoever reads what is planned here: with what is known of the server."""
+        return self._asked.applied_to(options or self._options).knowing(self._survey.nodes)
 
     def narrow(self, options: ReadOptions) -> None:
         """Looks at less from now on."""
@@ -173,6 +180,7 @@ class Driver:
             return from_latest(
                 source,
                 {vb: ObservedVBucket(sight.high_seqno, log) for vb, (sight, log) in found.items()},
+                self._asked.applied_to(self._options).vbuckets if self._asked.mute else None,
             )
         starting.require_same_bucket(
             bucket=source.bucket, bucket_uuid=source.bucket_uuid, vbuckets=source.vbuckets
@@ -195,10 +203,11 @@ class Driver:
         cannot say what tasks saw gets an offset without steps when it is quiet, if it
         ``closes_ends``.
         """
+        self._asked.follow(previous)
         deadline = time.monotonic() + patience
         reads_ahead, waited = limits.target is None, False
         while True:
-            ahead = self._ahead if reads_ahead else None
+            ahead = self._ahead if reads_ahead and self._survey.is_tight else None
             facts_ahead = self._facts_ahead(previous, deadline) if ahead is not None else None
             if facts_ahead is None:
                 self._rest(deadline)
@@ -272,8 +281,10 @@ class Driver:
         """
         self._proved.update(vbuckets)
 
-    def target(self) -> dict[int, int]:
-        """What "available now" means now."""
+    def target(self, after: Offset | None = None) -> dict[int, int]:
+        """What "available now" means now, to a reader that has come so far."""
+        if after is not None:
+            self._asked.follow(after)
         highs = self._survey.high_seqnos()
         self.highs = {vb: highs[vb] for vb in self._wanted(highs)}
         return dict(self.highs)
@@ -287,15 +298,14 @@ class Driver:
             "behind": sum(max(0, high - reached.at(vb).seqno) for vb, high in highs.items()),
         }
 
-    def newest_branches(self, end: Offset) -> dict[int, int]:
-        """The branches that are served now, for a batch that is read again after a crash."""
-        sights = self._survey.look(list(end.progress))
-        return {vb: sight.vbuuid for vb, sight in sights.items()}
+    def newest_branches(self, vbuckets: Iterable[int]) -> dict[int, int]:
+        """The branches that are served now, such as of a batch that is read again after a crash."""
+        return self._survey.branches(list(vbuckets))
 
     # ---- facts ---------------------------------------------------------------------------
 
     def _wanted(self, vbuckets: Iterable[int]) -> list[int]:
-        chosen = self._options.vbuckets
+        chosen = self._asked.applied_to(self._options).vbuckets
         return [vb for vb in vbuckets if chosen is None or vb in chosen]
 
     def _facts(self, previous: Offset) -> dict[int, ObservedVBucket]:
@@ -394,7 +404,7 @@ class Driver:
         a tenth of what statistics are.
         """
         return {
-            vb: ObservedVBucket(self.highs[vb], at.log)
+            vb: ObservedVBucket(self.highs[vb], at.log, is_bound=self._survey.is_tight)
             for vb, log in (self._survey.failover_logs(vbuckets) if vbuckets else {}).items()
             if len((at := previous.at(vb)).log) and at.vbuuid == log.newest.vbuuid
         }
@@ -405,18 +415,25 @@ class Driver:
         facts: dict[int, ObservedVBucket] = {}
         unknown: dict[int, VBucketSeqnos] = {}
         refused = self._refused(previous, sights)
+        is_bound = self._survey.is_tight
         for vbucket, sight in sights.items():
             at = previous.at(vbucket)
             if len(at.log) and at.vbuuid == sight.vbuuid:
                 facts[vbucket] = ObservedVBucket(
-                    sight.high_seqno, at.log, sight.purge_seqno or 0, refused=vbucket in refused
+                    sight.high_seqno,
+                    at.log,
+                    sight.purge_seqno or 0,
+                    refused=vbucket in refused,
+                    is_bound=is_bound,
                 )
             elif not len(at.log) and not sight.high_seqno:
                 continue  # there is nothing in it yet
             else:
                 unknown[vbucket] = sight
         for vbucket, (sight, log) in self._with_logs(unknown).items():
-            facts[vbucket] = ObservedVBucket(sight.high_seqno, log, sight.purge_seqno or 0)
+            facts[vbucket] = ObservedVBucket(
+                sight.high_seqno, log, sight.purge_seqno or 0, is_bound=is_bound
+            )
         return facts
 
     def _refused(self, previous: Offset, sights: dict[int, VBucketSeqnos]) -> set[int]:
@@ -433,7 +450,7 @@ class Driver:
             if not start or at.vbuuid != sight.vbuuid:
                 continue
             if purged is None or start < purged == at.purge_seqno:
-                untold[vbucket] = newest_step(vbucket, at).position
+                untold[vbucket] = newest_step(vbucket, at).position_on_branch
             elif start < purged:
                 refused.add(vbucket)
         if untold:

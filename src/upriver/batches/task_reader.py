@@ -35,7 +35,8 @@ from .options import ReadOptions
 from .read_ahead import ArrivedChanges
 from .restate import Restatement
 from .row_schema import RowBuilder
-from .source_access import reading_settings, survey_of
+from .source_access import asking_survey, reading_settings
+from .streamed_survey import survey_of
 
 if TYPE_CHECKING:  # its import takes Spark's own, which a pipeline with little to do never needs
     from .row_conditions import RowConditions
@@ -103,7 +104,7 @@ def read_steps(
         yield builder.rollbacks(rollbacks)
     read = read if read is not None else StepsRead()
     wanted = {step.vbucket: step for step in steps if step.has_range}
-    positions = {vb: step.position for vb, step in wanted.items()}
+    positions = {vb: step.position_on_branch for vb, step in wanted.items()}
     anew = False
     since = 0.0
     while positions:
@@ -186,7 +187,9 @@ def _as_far_as_now(
     """The steps with the ends that they have now: a task may run long after it was planned."""
     if not steps:
         return []
-    with survey_of(options, options.retry_timeout) as survey:
+    if options.mute is not None:  # only a stream could tell, such as the one that is read
+        return list(steps)
+    with asking_survey(options, options.retry_timeout) as survey:
         highs = survey.high_seqnos()
     if missing := sorted({step.vbucket for step in steps} - highs.keys()):
         raise UpriverError(f"vbucket {missing[0]} has no server now; wait until it has")
@@ -224,7 +227,7 @@ def _whole_snapshots(
 
 
 def _manifest(options: ReadOptions) -> Collections:
-    with survey_of(options, options.retry_timeout) as survey:
+    with asking_survey(options, options.retry_timeout) as survey:
         return survey.collections()
 
 

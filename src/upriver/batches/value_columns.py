@@ -96,7 +96,7 @@ def _piece(
     decoded: pa.RecordBatch, found: _Unwrapped, rows: RowFormat
 ) -> tuple[pa.RecordBatch, Bodies]:
     value = _replaced(decoded.column("value"), found.bodies)
-    present = _lengths(value) > 0
+    present = (_lengths(value) > 0) & rows.values
     if rows.values:  # an empty value is not null
         op: Any = decoded.column("op")
         present |= op.indices.to_numpy() == _MUTATION

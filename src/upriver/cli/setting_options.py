@@ -22,7 +22,6 @@ from ..errors import ConfigError
 from ..settings.all_settings import ACCESS, CHANGELOG, HISTORY, MIRROR, SELECTION, named
 from ..settings.setting import Given, Setting, ValueKind, text_of
 from ..settings.vbucket_list import parse_vbuckets
-from ..wire.protocol_enums import DIALECT_NAMES
 
 _log = logging.getLogger("upriver.cli")
 
@@ -155,7 +154,8 @@ def _flags_of(*settings: Setting) -> Callable[[_Command], _Command]:
 def settings_given(options: dict[str, Any]) -> dict[str, Any]:
     """Removes the given settings from a command's options and returns them, with --option."""
     names = {
-        setting.name for setting in (*ACCESS, *_TIMEOUT, *SELECTION, *MIRROR, *CHANGELOG, *_BATCH)
+        setting.name
+        for setting in (*ACCESS, *_TIMEOUT, *SELECTION, *_DIALECT, *MIRROR, *CHANGELOG, *_BATCH)
     }
     given = {name: options.pop(name) for name in names & set(options)}
     for name in [name for name, value in given.items() if value is None or value is False]:
@@ -166,8 +166,9 @@ def settings_given(options: dict[str, Any]) -> dict[str, Any]:
 _BY_COLLECTION: Final = frozenset(one.name for one in MIRROR if one.by_collection)
 _BATCH: Final = named("maxOffsetsPerTrigger")
 _TIMEOUT: Final = named("connectTimeout")
+_DIALECT: Final = named("dialect")
 #: The options for a bucket; --option takes all others.
-source_settings = _flags_of(*named("collections", "scope"), *ACCESS, *_TIMEOUT)
+source_settings = _flags_of(*named("collections", "scope"), *_DIALECT, *ACCESS, *_TIMEOUT)
 mirror_settings = _flags_of(*_BATCH, *MIRROR)
 changelog_settings = _flags_of(*_BATCH, *CHANGELOG)
 history_settings = _flags_of(*_BATCH, *HISTORY)
@@ -242,9 +243,13 @@ def vbuckets_option(*flags: str) -> Callable[[_Command], _Command]:
 
 
 def dialect_option(command: _Command) -> _Command:
-    """Adds --dialect."""
+    """Adds --dialect, which is never None."""
+    (setting,) = _DIALECT
     return click.option(
-        "--dialect", type=click.Choice(DIALECT_NAMES), default="auto", help="The draft to speak."
+        setting.flag,
+        type=click.Choice(setting.choices),
+        default=setting.default,
+        help=f"{setting.help[:1].upper()}{setting.help[1:]}.",
     )(command)
 
 

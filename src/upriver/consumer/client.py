@@ -214,6 +214,10 @@ class Consumer(ConsumerBase):
     async def _status_there(self) -> ReadingStatus:
         return self._status()
 
+    def _hear_out(self) -> None:
+        """Waits until everything is delivered that the nodes have sent by now."""
+        self._call(self._engine.discovery.hear_out())
+
     def high_seqnos(self) -> dict[int, int]:
         """The high seqno of each vbucket, asked of the nodes."""
         return self._call(self._engine.discovery.high_seqnos())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..wire.protocol_enums import DIALECT_NAMES
 from .setting import Setting, Use, ValueKind
 
 #: Environment variables (of Spark's driver) with the credentials, where no option gives them.
@@ -65,6 +66,9 @@ SELECTION: Final = (
 READ: Final = (
     *_COMMON,
     *SELECTION,
+    _S("dialect", _K.CHOICE, "auto",
+       "the draft to speak: dcp is that of today; auto finds out which one the server speaks",
+       choices=DIALECT_NAMES, flag="--dialect"),
     _S("startingOffsets", _K.TEXT, "earliest",
        "where a new query begins: earliest, latest, a checkpoint as JSON, or file:PATH of one"),
     _S("endingOffsets", _K.TEXT, "latest",

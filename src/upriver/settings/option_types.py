@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+from ..wire.protocol_enums import DialectName
+
 
 class SourceOptions(TypedDict, total=False):
     """Options of every reader of documents: which server, which documents, how they are sent."""
@@ -28,6 +30,7 @@ class SourceOptions(TypedDict, total=False):
     collections: str
     scope: str
     vbuckets: str
+    dialect: DialectName
     no_value: bool
     value_format: Literal["binary", "string"]
     compression: bool

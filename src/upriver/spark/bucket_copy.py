@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..batches.options import ReadOptions, WriteOptions
+from ..batches.stream_driver import Driver
 from ..consumer.topology.collection_names import SYSTEM_SCOPE
 from ..errors import ConfigError
 from ..settings.all_settings import READ
@@ -64,6 +66,9 @@ def copy(
     read, write = ReadOptions.parse(reading).for_stream(), WriteOptions.parse(writing)
     if (read.source.hosts, read.source.bucket) == (write.source.hosts, write.source.bucket):
         raise ConfigError(f"{target} is the source itself; a bucket is copied into another one")
+
+    with closing(Driver(read)) as driver:
+        read = driver.reading(read)
 
     def copy_batch(**options: str) -> None:
         given = reading | {_CONNECTION: followed.source.with_all_nodes}

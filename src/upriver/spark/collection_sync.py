@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 #: Seconds between two looks.
 _EVERY: Final = 2.0
 _MAX_FILE: Final = 16 * 1024 * 1024
+_DEFAULT: Final = "_default._default"
 
 
 class CollectionSync:
@@ -97,6 +98,8 @@ class CollectionSync:
     def _source(self) -> set[str]:
         """The names of the source's collections that are copied."""
         read = self._read
+        if read.mute is not None:  # a draft that has no others
+            return {_DEFAULT}
         with Documents(self.source, read.access) as documents:
             live = documents.collections.live_names().values()
             self.source = self.source.knowing(documents.nodes)

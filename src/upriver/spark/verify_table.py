@@ -203,13 +203,13 @@ def on_other_branches(
     """The vbuckets that are on another branch now than at some positions."""
     driver = Driver(settings.read)
     try:
-        sights = driver.look()
+        branches = driver.newest_branches(positions)
     finally:
         driver.close()
     return tuple(
         vbucket
         for vbucket, (_, vbuuid) in positions.items()
-        if vbucket in sights and sights[vbucket].vbuuid != vbuuid
+        if vbucket in branches and branches[vbucket] != vbuuid
     )
 
 

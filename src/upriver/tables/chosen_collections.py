@@ -134,7 +134,7 @@ def steps_of(
     so the next plan reads all of it anew.
     """
     highs = driver.high_seqnos_of(chosen.reading(change.new)) if change.new else {}
-    branches = driver.newest_branches(before) if change.new else {}
+    branches = driver.newest_branches(before.progress) if change.new else {}
     if missing := sorted(before.progress.keys() - branches.keys()) if change.new else []:
         raise UpriverError(
             f"{len(missing)} vbuckets have no server now, the first is {missing[0]}, and what the "

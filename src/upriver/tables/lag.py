@@ -33,10 +33,11 @@ class LagMeter:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: Driver | None,
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
-        self._driver: Driver | None = driver
+        """None for a bucket that cannot be asked how far it is."""
+        self._driver = driver
         self._asked = driver
         self._lock = threading.Lock()
         self._clock = clock
@@ -51,13 +52,13 @@ class LagMeter:
         """Measures other collections from now on; None if there is none to read."""
         with self._lock:
             self._driver = None if options is None else self._asked
-            if options is not None:
+            if options is not None and self._asked is not None:
                 self._asked.choose(options)
 
     @property
     def waits(self) -> tuple[float, str] | None:
         """Since when no node answers its questions, and why."""
-        return self._asked.waits
+        return None if self._asked is None else self._asked.waits
 
     def measure(self) -> Lag | None:
         """None while nobody can be asked."""
@@ -69,7 +70,7 @@ class LagMeter:
 
     def _measured(self) -> Lag | None:
         with self._lock:
-            if self._closed:
+            if self._closed or self._asked is None:
                 return None
             now = self._clock()
             try:
@@ -93,6 +94,8 @@ class LagMeter:
     def close(self) -> None:
         """Ends it; a measurement that waits for a node is not waited for."""
         self._closed = True
+        if self._asked is None:
+            return
         self._asked.interrupt()
         if self._lock.acquire(blocking=False):
             try:

@@ -209,7 +209,7 @@ class BatchLoop:
                     stopped.wait(_PAUSE)
                 elif self._chosen.options is not None and not moved:
                     if self._settings.once and target is None:
-                        target = self._driver.target()
+                        target = self._driver.target(self._tables.state.offset)
                     moved = self._batch(target)
                 self._replans, self._waits, self._no_bucket_since = 0, 0, None
             except Interrupted:

@@ -79,9 +79,11 @@ def start_pipeline(
         read = replace(
             settings.read, retry_timeout=min(settings.read.retry_timeout, _MEASURED_WITHIN)
         )
-        meter = LagMeter(Driver(read))
+        source = planning.identity()
+        # where only streams tell how far a bucket is, nobody knows how far the table is behind
+        meter = LagMeter(None if planning.reading().mute is not None else Driver(read))
         stack.callback(meter.close)
-        identity = identity_properties(settings, planning.identity())
+        identity = identity_properties(settings, source)
         shape = MirrorShape()
         if settings.kind.documents:
             shape = _shape(settings, held)

@@ -1,7 +1,8 @@
 """Position probe: asks a server whether it would accept positions, without reading changes.
 
-For each position the probe requests a real stream that ends where it starts. The server decides
-about a rollback as it would for a consumer. If it accepts the position, it ends the stream at once.
+For each position the probe requests a real stream that ends where it starts; in the old drafts one
+without an end, which is left at once. The server decides about a rollback as it would for a
+consumer. If it accepts the position, it ends the stream at once.
 If it demands a rollback, the session rolls back and requests the stream again, as often as needed.
 So the probe learns the position at which a consumer would really resume.
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ...model import NO_END
 from ...session.consumer_events import RollbackReason, RolledBack, StreamOpened
 from ...session.stream_position import Position
 from ..consumer_settings import ConsumerSettings, RollbackPolicy
@@ -78,7 +80,7 @@ async def probe(
         settings,
         start=positions,
         end=dict.fromkeys(asked, _AT_ONCE),
-        vbuckets=None,
+        vbuckets=settings.vbuckets if settings._one_node else None,
         rollback=RollbackPolicy.REWIND,
         persisted_everywhere=None,
         give_up_after=settings.answer_timeout,
@@ -89,7 +91,9 @@ async def probe(
         await engine.find()
         # Get the high seqnos before the streams are requested, so that writes during the probe do
         # not change whether a position counts as ahead.
-        highs = await _high_seqnos(engine)
+        highs = {} if settings._one_node else await _high_seqnos(engine)
+        if not engine.negotiates:  # draft 001 wants an end above the start
+            engine.discovery.ends = dict.fromkeys(asked, NO_END)
         engine.begin()
         verdicts = {
             vbucket: PositionVerdict(position, position, (), highs.get(vbucket))

@@ -41,6 +41,9 @@ class Survey:
     whose nodes answer.
     """
 
+    #: Whether high seqnos are bounds of what readers had seen before they were asked for.
+    is_tight: Final = True
+
     def __init__(
         self,
         source: Source,
@@ -82,10 +85,13 @@ class Survey:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def map(self) -> ClusterMap:
-        """The cluster map; asks for a new one if the known map may be outdated."""
+    def map(self, *, patience: float | None = None) -> ClusterMap:
+        """The cluster map; asks for a new one if the known map may be outdated.
+
+        ``patience`` is for this question, instead of that for all.
+        """
         if self._topology.map_is_old:
-            self._nodes.run(self._renewed_map())
+            self._nodes.run(self._renewed_map(patience=patience))
         return self._topology.map
 
     def collections(self) -> Collections:
@@ -93,9 +99,12 @@ class Survey:
         self._nodes.run(self._renewed_map(names=True))
         return self._topology.collections
 
-    def _renewed_map(self, *, names: bool = False) -> ClusterConversation[Address]:
+    def _renewed_map(
+        self, *, names: bool = False, patience: float | None = None
+    ) -> ClusterConversation[Address]:
         connected = self._nodes.connected
-        return renew_map(self._topology, connected, names=names, patience=self._patience)
+        patience = self._patience if patience is None else patience
+        return renew_map(self._topology, connected, names=names, patience=patience)
 
     @property
     def nodes(self) -> list[Address]:
@@ -195,6 +204,10 @@ class Survey:
                 _log.warning("%s", outcome)
                 topology.map_is_old = True
         return found
+
+    def branches(self, vbuckets: Collection[int]) -> dict[int, int]:
+        """The newest vbuuid of each vbucket; leaves out those of which `look` says nothing."""
+        return {vb: seen.vbuuid for vb, seen in self.look(vbuckets).items()}
 
     def known_branches(self, vbucket: int) -> set[int]:
         """Every vbuuid in the failover logs of a vbucket, over all nodes with a copy.

@@ -44,10 +44,10 @@ class _Share(StepsPartition):
     """The work of one task, and what the plan found out: Spark pickles the reader before it."""
 
     def __init__(
-        self, steps: Sequence[ReadStep], nodes: Sequence[Address], collections: tuple[str, ...]
+        self, steps: Sequence[ReadStep], nodes: Sequence[Address], planned: ReadOptions
     ) -> None:
-        super().__init__(steps, nodes)
-        self.collections = collections
+        super().__init__(steps, nodes, mute=planned.mute)
+        self.collections = planned.collections
 
 
 class DcpBatchReader(DataSourceReader):
@@ -65,7 +65,7 @@ class DcpBatchReader(DataSourceReader):
         finally:
             driver.close()
         # where there is no partition, Spark makes one that nobody can read
-        return [_Share(group, nodes, self._options.collections) for group in groups or [()]]
+        return [_Share(group, nodes, self._options) for group in groups or [()]]
 
     def _planned(self, driver: Driver) -> Sequence[Sequence[ReadStep]]:
         """The work of each task."""
@@ -128,7 +128,7 @@ class DcpBatchReader(DataSourceReader):
 
     def _narrowed(self, driver: Driver) -> ReadOptions | None:
         """The options with what filters say; None if nothing can be wanted."""
-        options, count = self._options, driver.identity().vbuckets
+        options, count = driver.reading(self._options), driver.identity().vbuckets
         vbuckets = self._wanted.chosen_vbuckets(count)
         if options.vbuckets is not None:
             beyond = sorted(vbucket for vbucket in options.vbuckets if vbucket >= count)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from ...batches.admission import Limits
 from ...batches.offset_planning import nowhere
 from ...batches.offset_ranges import ReadStep, partition, steps_between
 from ...batches.offsets import Offset
-from ...batches.options import ReadOptions
+from ...batches.options import MuteServer, ReadOptions
 from ...batches.read_ahead import ArrivedChanges
 from ...batches.stream_driver import Driver
 from ...batches.task_reader import read_steps
@@ -39,15 +40,18 @@ class StepsPartition(InputPartition):
         steps: Sequence[ReadStep],
         nodes: Sequence[Address] = (),
         arrived: ArrivedChanges | None = None,
+        mute: MuteServer | None = None,
     ) -> None:
         super().__init__(None)
         self.steps = tuple(steps)
         self.nodes = tuple(nodes)
         self.arrived = arrived
+        #: What the driver knows of a server that answers no questions.
+        self.mute = mute
 
     def options(self, planned: ReadOptions) -> ReadOptions:
         """The options of the read for this task: it finds the cluster if its named host died."""
-        return planned.knowing(self.nodes)
+        return replace(planned, mute=self.mute).knowing(self.nodes)
 
 
 def groups_for(
@@ -126,13 +130,14 @@ class DcpStreamReader(DataSourceStreamReader):
         if last is None:
             return []
         first = self._offset(start) or self._before_first(last)
-        branches = None if end == self._planned else driver.newest_branches(last)
+        branches = None if end == self._planned else driver.newest_branches(last.progress)
         steps = steps_between(first, last, branches, restates=self._options.restate_on_rollback)
         arrived = driver.arrived(last)
         if arrived is not None:
             return [StepsPartition(steps, (), arrived)]
         groups = groups_for(self._options, driver.nodes(), steps)
-        return [StepsPartition(group, driver.addresses) for group in groups]
+        mute = driver.reading().mute
+        return [StepsPartition(group, driver.addresses, mute=mute) for group in groups]
 
     def _before_first(self, end: Offset) -> Offset | None:
         """What the first batch of a query follows; None if its end is enough."""
