@@ -103,7 +103,8 @@ class OneDocument(Scripted):
             }
             self.highs[vbucket] = seqno
             for stream in self._of(vbucket):
-                self._end(stream, StreamEndReason.STATE_CHANGED)
+                with suppress(OSError):  # its reader has gone meanwhile
+                    self._end(stream, StreamEndReason.STATE_CHANGED)
 
     def flush(self, vbucket: int) -> None:
         """Deletes every document; streams are told."""
@@ -111,7 +112,8 @@ class OneDocument(Scripted):
             self.changes[vbucket] = {}
             for stream in self._of(vbucket):
                 opaque = stream.request.opaque
-                stream.talk.send(m.FlushStream(vbucket=vbucket, opaque=opaque))
+                with suppress(OSError):
+                    stream.talk.send(m.FlushStream(vbucket=vbucket, opaque=opaque))
 
     def asked_for(self, kind: type[Any]) -> list[Any]:
         return [request for request in self.asked if isinstance(request, kind)]
