@@ -146,8 +146,8 @@ def test_each_draft_tells_the_server_as_it_can(draft: Any) -> None:
     talks: list[tuple[Conversation, m.StreamRequest]] = []
 
     def play(talk: Conversation, request: m.StreamRequest) -> None:
-        talk.send(*opening(dialect, request), change(request, 1))
         talks.append((talk, request))
+        talk.send(*opening(dialect, request), change(request, 1))
 
     with (
         DraftServer(dialect, play) as server,
