@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from accepting import Accepting
 from packets import Packets
 from waiting import until
 
@@ -186,7 +186,7 @@ class Conversation:
 Script = Callable[[Conversation, Any], bool]
 
 
-class Scripted:
+class Scripted(Accepting):
     """A server of one node whose script answers what it wants to, on as many connections as come.
 
     What the script leaves, a small server of today answers: a bucket with empty vbuckets, whose
@@ -207,37 +207,10 @@ class Scripted:
         self.vbuckets = vbuckets
         self.bucket = bucket
         self.revision = 1
-        self.connections = 0
         self._dialect = dialect or Dcp()
         self._features = features
         self._seqno = seqno
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for connection in self._sockets:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    @property
-    def source(self) -> str:
-        return f"couchbase://127.0.0.1:{self.port}/default"
+        super().__init__()
 
     @property
     def map(self) -> bytes:
@@ -251,17 +224,6 @@ class Scripted:
             "vBucketServerMap": servers,
         }
         return json.dumps(known).encode()
-
-    def _accept(self) -> None:
-        try:
-            while True:
-                connection, _ = self._listener.accept()
-                self.connections += 1
-                self._sockets.append(connection)
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-                self._threads[-1].start()
-        except OSError:
-            return
 
     def _serve(self, connection: socket.socket) -> None:
         talk = Conversation(connection, self._dialect)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from consumerkit import LOG, Conversation, Scripted, marker, mutation
@@ -17,13 +15,6 @@ from upriver.model import FailoverLog
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dialect, SnapshotStyle
 
-_VECTORS: Final = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())[
-    "seed"
-]
-#: The packets that the documents print, as they should be, by document and number.
-PRINTED: Final = {
-    (x["draft"], x["n"]): bytes.fromhex(x["corrected"]) for x in _VECTORS if x["corrected"]
-}
 #: The numbers of the change, a mutation, that they print. Its opaque is not one of our clients'.
 PRINTED_MUTATION: Final = {"000": 12, "001": 14}
 

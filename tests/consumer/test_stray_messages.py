@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from consumerkit import DIALECTS, LOG, PATIENCE, Conversation, Scripted, mutation
-from draft_servers import PRINTED, PRINTED_MUTATION, DraftServer, change, closing, opening
+from draft_servers import PRINTED_MUTATION, DraftServer, change, closing, opening
+from printed_packets import RIGHT
 from waiting import until
 
 from upriver.consumer import AsyncConsumer, Consumer
@@ -39,11 +40,11 @@ STRAYS = {
         bytes.fromhex("02000000 00001210 00000001 02"),
     ),
     "000": (
-        PRINTED["000", PRINTED_MUTATION["000"]],
+        RIGHT["000", PRINTED_MUTATION["000"]],
         bytes.fromhex("8156 0000 00 00 0007 00000000 0000002d") + bytes(8),
     ),
     "001": (
-        PRINTED["001", PRINTED_MUTATION["001"]],
+        RIGHT["001", PRINTED_MUTATION["001"]],
         bytes.fromhex("8157 0000 00 00 0007 00000000 00001210") + bytes(8),
     ),
 }

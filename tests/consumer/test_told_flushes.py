@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from consumerkit import DIALECTS, PATIENCE, Conversation
-from draft_servers import PRINTED, DraftServer, change, closing, opening
+from draft_servers import DraftServer, change, closing, opening
+from printed_packets import RIGHT
 
 from upriver.consumer import (
     AsyncConsumer,
@@ -23,7 +24,7 @@ from upriver.errors import RollbackRequired
 from upriver.wire import messages as m
 
 #: The Flush that the documents print.
-FLUSHES = {"000": PRINTED["000", 15], "001": PRINTED["001", 17]}
+FLUSHES = {"000": RIGHT["000", 15], "001": RIGHT["001", 17]}
 DRAFTS = pytest.mark.parametrize("draft", FLUSHES)
 
 

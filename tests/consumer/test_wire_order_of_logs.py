@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from consumerkit import DIALECTS, Conversation
-from draft_servers import PRINTED, DraftServer, change, closing, opening
+from draft_servers import DraftServer, change, closing, opening
+from printed_packets import RIGHT
 
 from upriver.consumer import Consumer
 from upriver.consumer.checkpoints.position_json import dump_position, load_position
@@ -15,9 +16,9 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft002
 
 LOGS = {
-    "002": Draft002().decode(PRINTED["002", 7]).failover_log,  # type: ignore[attr-defined]
-    "000": Draft000().decode(PRINTED["000", 8]).failover_log,  # type: ignore[attr-defined]
-    "004": Dcp().decode(PRINTED["004", 4]).failover_log,  # type: ignore[attr-defined]
+    "002": Draft002().decode(RIGHT["002", 7]).failover_log,  # type: ignore[attr-defined]
+    "000": Draft000().decode(RIGHT["000", 8]).failover_log,  # type: ignore[attr-defined]
+    "004": Dcp().decode(RIGHT["004", 4]).failover_log,  # type: ignore[attr-defined]
 }
 OLDEST_FIRST = FailoverLog.of((7, 0), (8, 0), (9, 40))
 

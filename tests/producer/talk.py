@@ -21,7 +21,8 @@ from upriver.wire.protocol_enums import Feature, OpenFlag
 PATIENCE = 300.0
 
 
-_HEADER = struct.Struct(
+#: Memcached's header.
+HEADER = struct.Struct(
     ">"
     "B"  # magic
     "B"  # opcode
@@ -63,9 +64,7 @@ def request_bytes(
     """A request as a client of any make could send it, whether our codec would or not."""
     size = len(frames) + len(extras) + len(key) + len(value)
     magic, key_length = (0x08, len(frames) << 8 | len(key)) if frames else (0x80, len(key))
-    head = _HEADER.pack(
-        magic, opcode, key_length, len(extras), datatype, vbucket, size, opaque, cas
-    )
+    head = HEADER.pack(magic, opcode, key_length, len(extras), datatype, vbucket, size, opaque, cas)
     return head + frames + extras + key + value
 
 
@@ -129,15 +128,15 @@ class Talk:
 
     def read_raw(self) -> RawAnswer:
         raw = self.packet()
-        _, opcode, key, extras, datatype, status, _, opaque, cas = _HEADER.unpack_from(raw)
-        key_at = _HEADER.size + extras
+        _, opcode, key, extras, datatype, status, _, opaque, cas = HEADER.unpack_from(raw)
+        key_at = HEADER.size + extras
         return RawAnswer(
             opcode,
             status,
             opaque,
             cas,
             datatype,
-            raw[_HEADER.size : key_at],
+            raw[HEADER.size : key_at],
             raw[key_at : key_at + key],
             raw[key_at + key :],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from draft_servers import PRINTED
+from printed_packets import RIGHT
 from talk import Talk
 
 from upriver.errors import Status
@@ -20,7 +20,7 @@ OLDER: list[Dialect] = [Draft002(), Draft000(), Draft001()]
 
 def request_004() -> bytes:
     """The second request that document 004 prints, with the end seqno 0."""
-    packet = bytearray(PRINTED["004", 3])
+    packet = bytearray(RIGHT["004", 3])
     packet[40:48] = bytes(8)
     return bytes(packet)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from draft_servers import PRINTED
+from printed_packets import RIGHT
 from talk import Talk
 from waiting import until
 
@@ -16,8 +16,8 @@ from upriver.wire import messages as m
 from upriver.wire.dialects import Dialect, Draft000, Draft002
 
 DRAFTS: dict[str, tuple[Dialect, bytes]] = {
-    "002": (Draft002(), PRINTED["002", 2]),
-    "000": (Draft000(), PRINTED["000", 3]),
+    "002": (Draft002(), RIGHT["002", 2]),
+    "000": (Draft000(), RIGHT["000", 3]),
 }
 
 

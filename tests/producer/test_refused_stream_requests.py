@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from draft_servers import PRINTED
+from printed_packets import RIGHT
 from talk import Talk, everything
 
 from upriver.errors import Status
@@ -82,7 +82,7 @@ def test_a_malformed_request_is_in_the_log_too(
     """What the documents print, with a length that leaves no room for its fields."""
     dialects: dict[str, Dialect] = {"002": Draft002(), "000": Draft000(), "001": Draft001()}
     dialect = dialects.get(draft, Dcp())
-    packet = bytearray(PRINTED[draft, number])
+    packet = bytearray(RIGHT[draft, number])
     with opened(producer, dialect) as talk:
         if draft == "002":
             packet = packet[:30]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from printed_packets import RIGHT
 from talk import Talk
 
 from upriver.errors import Status
@@ -17,9 +16,6 @@ from upriver.wire import kv_messages as kv
 from upriver.wire import messages as m
 from upriver.wire.dialects import Dcp, Draft000, Draft001, Draft002
 from upriver.wire.protocol_enums import Command, OpenFlag
-
-_VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["seed"]
-PACKETS = {(x["draft"], x["n"]): bytes.fromhex(x["corrected"]) for x in _VECTORS if x["corrected"]}
 
 
 @pytest.fixture
@@ -33,13 +29,13 @@ def producer() -> Iterator[TemporaryProducer]:
 
 def exchange(talk: Talk, draft: str, number: int) -> bytes:
     """Sends the packet of a draft and returns the answer's bytes."""
-    talk.socket.sendall(PACKETS[draft, number])
+    talk.socket.sendall(RIGHT[draft, number])
     return talk.packet()
 
 
 def test_draft_002_stream_and_failover_log(producer: TemporaryProducer) -> None:
     with Talk(producer, Draft002()) as talk:
-        assert exchange(talk, "002", 2) == PACKETS["002", 3]  # a stream request, and OK
+        assert exchange(talk, "002", 2) == RIGHT["002", 3]  # a stream request, and OK
         assert isinstance(talk.read_until(m.Mutation)[0], m.StreamStart)
     with Talk(producer, Draft002()) as talk:  # without a vbucket: the first one
         answer = Draft002().decode(exchange(talk, "002", 6))
@@ -48,9 +44,9 @@ def test_draft_002_stream_and_failover_log(producer: TemporaryProducer) -> None:
 
 def test_draft_000_stream_and_failover_log(producer: TemporaryProducer) -> None:
     with Talk(producer, Draft000()) as talk:
-        assert exchange(talk, "000", 3) == PACKETS["000", 4]  # a stream request, and OK
-        assert talk.packet() == PACKETS["000", 9]  # stream start
-        assert talk.packet() == PACKETS["000", 10]  # snapshot start
+        assert exchange(talk, "000", 3) == RIGHT["000", 4]  # a stream request, and OK
+        assert talk.packet() == RIGHT["000", 9]  # stream start
+        assert talk.packet() == RIGHT["000", 10]  # snapshot start
         talk.read_until(m.SnapshotEnd)
     with Talk(producer, Draft000()) as talk:
         answer = Draft000().decode(exchange(talk, "000", 7))
@@ -62,7 +58,7 @@ def test_draft_001_rejected_and_tried_again(producer: TemporaryProducer) -> None
     with Talk(producer, Draft001()) as talk:
         opening = m.Open(name="bucketstream vb[100-105]", flags=OpenFlag.PRODUCER, opaque=1)
         talk.send(opening)
-        assert talk.packet() == PACKETS["001", 2]
+        assert talk.packet() == RIGHT["001", 2]
         # A branch that nobody knows: the draft says not found, its servers sent a rollback to 0.
         rejected = exchange(talk, "001", 8)
         assert (rejected[6:8], rejected[24:]) == (b"\0\x23", bytes(8))
@@ -79,7 +75,7 @@ def test_draft_001_rejected_and_tried_again(producer: TemporaryProducer) -> None
 def test_draft_004_rejected_and_tried_again(producer: TemporaryProducer) -> None:
     with Talk(producer, Dcp()) as talk:
         talk.open("reader")
-        assert exchange(talk, "004", 1) == PACKETS["004", 2]  # rollback to 0
+        assert exchange(talk, "004", 1) == RIGHT["004", 2]  # rollback to 0
         accepted = Dcp().decode(exchange(talk, "004", 3))
         log = producer.bucket.failover_log(0).entries
         assert accepted == m.StreamAccepted(opaque=0x1000, failover_log=log)
@@ -94,7 +90,7 @@ def test_a_stream_that_is_ended_by_its_end(producer: TemporaryProducer) -> None:
         request = m.StreamRequest(vbucket=0, start=0, end=3, opaque=0xDEADBEEF)
         talk.send(request)
         *_, last = talk.read_until(m.StreamEnd)
-        assert Draft001().encode(last) == PACKETS["001", 12]
+        assert Draft001().encode(last) == RIGHT["001", 12]
         assert last.reason is StreamEndReason.OK
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
+from accepting import Accepting
+from consumerkit import at
 from packets import Packets
-from seedkit import RIGHT, Packet, changed, plain, reply, u32, u64
+from printed_packets import RIGHT
+from seedkit import SOON, Packet, changed, plain, reply, u32, u64
+
+from upriver.consumer import Change, Consumer, Rollback
+from upriver.model import FailoverLog
 
 #: What a server says to a stream request.
 Stream = Callable[[bytes], Iterable[bytes]]
@@ -27,7 +31,7 @@ _OPENED: Final = RIGHT["001", 2]
 _LOG_004: Final = RIGHT["004", 4]
 
 
-class DocumentServer:
+class DocumentServer(Accepting):
     """A server that knows what ``answer`` knows: for each packet, those that it sends.
 
     Where that is None it hangs up. ``heard`` has what came, on any connection.
@@ -36,40 +40,7 @@ class DocumentServer:
     def __init__(self, answer: Callable[[bytes], Iterable[bytes] | None]) -> None:
         self._answer = answer
         self.heard: list[bytes] = []
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for connection in self._sockets:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    @property
-    def source(self) -> str:
-        return f"couchbase://127.0.0.1:{self._listener.getsockname()[1]}/default"
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._sockets.append(connection)
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-                self._threads[-1].start()
+        super().__init__()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
@@ -79,6 +50,44 @@ class DocumentServer:
                 if said is None:
                     return
                 connection.sendall(b"".join(said))
+
+
+def read_all(
+    server: DocumentServer, dialect: str, end: dict[int, int], **options: Any
+) -> list[Change]:
+    """What a reader has of some vbuckets of a server, up to the ends of them."""
+    chosen: dict[str, Any] = {"vbuckets": frozenset(end), "dialect": dialect, **SOON, **options}
+    with Consumer(server.source, end=end, **chosen) as consumer:
+        return list(consumer)
+
+
+def goes_back_as_printed(
+    dialect: str,
+    knows: Callable[[Stream], DocumentServer],
+    rest: Callable[[bytes, int], list[bytes]],
+    back: bytes,
+    start: int,
+) -> None:
+    """A reader at 20,000 goes back to 17,832, as 002 and 000 print it, and reads the rest.
+
+    A stream request has its start seqno at the offset ``start``.
+    """
+    asked: list[int] = []
+
+    def stream(request: bytes) -> list[bytes]:
+        asked.append(int.from_bytes(request[start : start + 8]))
+        return [reply(request, back)] if len(asked) == 1 else rest(request, asked[-1] + 1)
+
+    told: list[Rollback] = []
+    log = FailoverLog.of((0xDF2, 0xF294), (0x7B43, 0x9321))
+    where = at(20_000, vbuuid=0x7B43, log=log, boundaries=(17_832, 20_000))
+    with knows(stream) as server:
+        changes = read_all(
+            server, dialect, {12: 17_835}, start={12: where}, on_rollback=told.append
+        )
+    assert [change.seqno for change in changes] == [17_833, 17_834, 17_835]
+    assert asked == [20_000, 17_832]
+    assert [(x.vbucket, x.from_seqno, x.to_seqno) for x in told] == [(12, 20_000, 17_832)]
 
 
 class Alone(NamedTuple):

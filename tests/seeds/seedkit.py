@@ -1,24 +1,17 @@
-"""The packets that the five documents print, and what they are sent and compared with."""
+"""What the tests of the five documents send, take apart and compare."""
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from talk import Listening, Talk
+from talk import HEADER, Listening, Talk
 
 from upriver.model import FailoverLog, VBucketState
 from upriver.store import Applied, BeginSnapshot, Replicate
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
-
-_VECTORS = json.loads((Path(__file__).parent.parent / "data" / "vectors.json").read_text())["seed"]
-#: By document and number: the bytes as they are printed, and with their lengths put right.
-PRINTED = {(x["draft"], x["n"]): bytes.fromhex(x["literal"]) for x in _VECTORS}
-RIGHT = {(x["draft"], x["n"]): bytes.fromhex(x["corrected"]) for x in _VECTORS if x["corrected"]}
 
 #: Quick to try again, for readers whose server refuses something once.
 SOON: dict[str, Any] = {"retry_first": 0.01, "retry_most": 0.05}
@@ -29,18 +22,6 @@ _HEADER_002 = struct.Struct(
     "3s"  # reserved
     "I"  # request id
     "I"  # length of what follows
-)
-_HEADER = struct.Struct(
-    ">"
-    "B"  # magic
-    "B"  # opcode
-    "H"  # key length
-    "B"  # extras length
-    "B"  # datatype
-    "H"  # vbucket of a request, status of an answer
-    "I"  # total body length
-    "I"  # opaque
-    "Q"  # cas
 )
 
 
@@ -75,7 +56,7 @@ class Packet(NamedTuple):
 
     @classmethod
     def of(cls, packet: bytes) -> Self:
-        return cls._make((*_HEADER.unpack_from(packet), packet[_HEADER.size :]))
+        return cls._make((*HEADER.unpack_from(packet), packet[HEADER.size :]))
 
 
 def request_002(body: bytes, request: int = 0x2D) -> bytes:
@@ -141,10 +122,16 @@ def give(
     bucket.set_state(vbucket, VBucketState.ACTIVE, transfer=True)
 
 
+def give_three(producer: TemporaryProducer, vbucket: int, branch: int) -> None:
+    """Gives a vbucket three changes in one snapshot."""
+    frames = (canonical.mutation(vbucket, n, 1, n, 0, 0, 0, b"\0k%d" % n, b"v") for n in (1, 2, 3))
+    give(producer, vbucket, *frames, log=((branch, 0),))
+
+
 def plain(request: bytes, status: int = 0, value: bytes = b"") -> bytes:
     """An answer with memcached's header, a status and perhaps a value."""
     asked = Packet.of(request)
-    head = _HEADER.pack(0x81, asked.opcode, 0, 0, 0, status, len(value), asked.opaque, 0)
+    head = HEADER.pack(0x81, asked.opcode, 0, 0, 0, status, len(value), asked.opaque, 0)
     return head + value
 
 

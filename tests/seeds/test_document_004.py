@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from printed_packets import PRINTED, RIGHT
 from printed_servers import DocumentServer, knows_004, marker_004
 from seedkit import (
-    PRINTED,
-    RIGHT,
     SOON,
     Packet,
     changed,
     exchange,
     give,
+    give_three,
     is_closed,
     packets_until,
     plain,
@@ -47,13 +47,8 @@ BRANCH = 0xFEEDDECA  # the vbuuid in the printed requests
 def producer() -> Iterator[TemporaryProducer]:
     """Vbucket 0 of the examples, on the branch that they name, has three changes."""
     with TemporaryProducer(vbuckets=8) as producer:
-        three(producer)
+        give_three(producer, 0, BRANCH)
         yield producer
-
-
-def three(producer: TemporaryProducer) -> None:
-    frames = (canonical.mutation(0, n, 1, n, 0, 0, 0, b"\0k%d" % n, b"v") for n in (1, 2, 3))
-    give(producer, 0, *frames, log=((BRANCH, 0),))
 
 
 @pytest.fixture
@@ -171,7 +166,7 @@ def test_an_end_of_0_ends_at_once_as_on_servers(talk: Talk) -> None:
 def test_an_end_of_0_can_be_none_as_it_is_written() -> None:
     settings = ServerSettings(policy=Policy(end_zero_is_unbounded=True))
     with TemporaryProducer(vbuckets=8, settings=settings) as producer:
-        three(producer)
+        give_three(producer, 0, BRANCH)
         with opened(producer) as talk:
             talk.socket.sendall(request((END, u64(0))))
             packets_until(talk, lambda packet: seqnos([packet]) == [3])
@@ -259,7 +254,7 @@ def test_a_start_at_its_end_is_granted_and_ends_at_once(talk: Talk) -> None:
 def test_a_stream_too_many_is_no_memory() -> None:
     settings = ServerSettings(max_streams=1)
     with TemporaryProducer(vbuckets=8, settings=settings) as producer:
-        three(producer)
+        give_three(producer, 0, BRANCH)
         with opened(producer) as talk:
             assert status(exchange(talk, AGAIN)) == 0
             packets_until(talk, lambda packet: seqnos([packet]) == [3])

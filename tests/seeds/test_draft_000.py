@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
-from consumerkit import at
+from printed_packets import PRINTED, RIGHT
 from printed_servers import SEQNO_000 as SEQNO
-from printed_servers import DocumentServer, knows_000, stream_000
+from printed_servers import DocumentServer, goes_back_as_printed, knows_000, read_all, stream_000
 from seedkit import (
-    PRINTED,
-    RIGHT,
-    SOON,
     Packet,
     changed,
     exchange,
     give,
+    give_three,
     is_closed,
     packets_until,
     reply,
@@ -26,10 +23,10 @@ from seedkit import (
 )
 from talk import Talk
 
-from upriver.consumer import Change, Consumer, Flushed, Rollback
+from upriver.consumer import Change, Consumer, Flushed
 from upriver.consumer.changes import changes_of
 from upriver.errors import Status
-from upriver.model import FailoverLog, Op, VBucketState
+from upriver.model import Op, VBucketState
 from upriver.session.consumer_events import Rows, StateAsked
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
@@ -64,12 +61,6 @@ def filled(producer: TemporaryProducer) -> TemporaryProducer:
     """Vbucket 12 of the examples has the printed mutation, on the branch of the request."""
     give(producer, 12, STORED[MUTATION], log=((BRANCH, 0),))
     return producer
-
-
-def three(producer: TemporaryProducer) -> None:
-    """Three changes in one snapshot."""
-    frames = (canonical.mutation(12, n, 1, n, 0, 0, 0, b"\0k%d" % n, b"v") for n in (1, 2, 3))
-    give(producer, 12, *frames, log=((BRANCH, 0),))
 
 
 def speaking(producer: TemporaryProducer) -> Talk:
@@ -172,7 +163,7 @@ def test_a_key_is_once_in_a_snapshot(producer: TemporaryProducer) -> None:
 def test_a_stream_begins_after_the_seqno_that_the_reader_has(
     producer: TemporaryProducer,
 ) -> None:
-    three(producer)
+    give_three(producer, 12, BRANCH)
     with speaking(producer) as talk:
         talk.socket.sendall(changed(REQUEST, (START, u64(2)), (END, u64(3))))
         assert seqnos(packets_until(talk, is_end)) == [3]
@@ -181,7 +172,7 @@ def test_a_stream_begins_after_the_seqno_that_the_reader_has(
 def test_a_stream_goes_on_to_the_end_of_the_snapshot_with_its_end(
     producer: TemporaryProducer,
 ) -> None:
-    three(producer)
+    give_three(producer, 12, BRANCH)
     with speaking(producer) as talk:
         talk.socket.sendall(changed(REQUEST, (END, u64(2))))
         assert seqnos(packets_until(talk, is_end)) == [1, 2, 3]
@@ -307,14 +298,7 @@ def test_the_request_type_that_was_left_in_byte_5_is_ignored(filled: TemporaryPr
 
 
 def read(server: DocumentServer, **options: object) -> list[Change]:
-    wanted: dict[str, Any] = {
-        "vbuckets": frozenset({12}),
-        "end": {12: SEQNO + 2},
-        **SOON,
-        **options,
-    }
-    with Consumer(server.source, **{"dialect": "000", **wanted}) as consumer:
-        return list(consumer)
+    return read_all(server, "000", {12: SEQNO + 2}, **options)
 
 
 def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
@@ -348,29 +332,7 @@ def test_the_library_takes_failover_logs_of_any_length(pairs: int) -> None:
 
 
 def test_the_library_goes_back_to_where_the_document_says() -> None:
-    asked: list[int] = []
-
-    def stream(request: bytes) -> list[bytes]:
-        asked.append(int.from_bytes(request[START : START + 8]))
-        return [reply(request, BACK)] if len(asked) == 1 else stream_000(request, asked[-1] + 1)
-
-    told: list[Rollback] = []
-    log = FailoverLog.of((0xDF2, 0xF294), (0x7B43, 0x9321))
-    where = at(20_000, vbuuid=0x7B43, log=log, boundaries=(17_832, 20_000))
-    with (
-        knows_000(stream) as server,
-        Consumer(
-            server.source,
-            dialect="000",
-            vbuckets=frozenset({12}),
-            start={12: where},
-            end={12: 17_835},
-            on_rollback=told.append,
-        ) as consumer,
-    ):
-        assert [change.seqno for change in consumer] == [17_833, 17_834, 17_835]
-    assert asked == [20_000, 17_832]
-    assert [(x.vbucket, x.from_seqno, x.to_seqno) for x in told] == [(12, 20_000, 17_832)]
+    goes_back_as_printed("000", knows_000, stream_000, BACK, START)
 
 
 @pytest.mark.parametrize("refusal", [NOT_MINE, PRINTED["000", 5]], ids=["7", "1"])

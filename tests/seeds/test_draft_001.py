@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 from consumerkit import at
-from printed_servers import DocumentServer, knows_001, stream_001
+from printed_packets import PRINTED, RIGHT
+from printed_servers import DocumentServer, knows_001, read_all, stream_001
 from seedkit import (
-    PRINTED,
-    RIGHT,
-    SOON,
     Packet,
     changed,
     exchange,
     give,
+    give_three,
     is_closed,
     packets_until,
     plain,
@@ -61,8 +59,7 @@ STORED = {
 def producer() -> Iterator[TemporaryProducer]:
     """Vbucket 0 of the examples, on the branch that they name, has three changes."""
     with TemporaryProducer(vbuckets=8) as producer:
-        frames = (canonical.mutation(0, n, 1, n, 0, 0, 0, b"\0k%d" % n, b"v") for n in (1, 2, 3))
-        give(producer, 0, *frames, log=((BRANCH, 0),))
+        give_three(producer, 0, BRANCH)
         yield producer
 
 
@@ -386,10 +383,8 @@ def test_the_library_takes_a_rollback_as_it_is_printed() -> None:
 # ---- the library -------------------------------------------------------------------------
 
 
-def read(server: DocumentServer, **options: object) -> list[Change]:
-    wanted: dict[str, Any] = {"vbuckets": frozenset({0}), "end": {0: 6}, **SOON, **options}
-    with Consumer(server.source, **{"dialect": "001", **wanted}) as consumer:
-        return list(consumer)
+def read(server: DocumentServer, end: int = 6, **options: object) -> list[Change]:
+    return read_all(server, "001", {0: end}, **options)
 
 
 def goes_back(refusal: bytes, *, to: int) -> list[int]:
@@ -402,18 +397,9 @@ def goes_back(refusal: bytes, *, to: int) -> list[int]:
 
     told: list[Rollback] = []
     where = at(5, vbuuid=BRANCH, log=FailoverLog.of((BRANCH, 0)), boundaries=(5,))
-    with (
-        knows_001(stream) as server,
-        Consumer(
-            server.source,
-            dialect="001",
-            vbuckets=frozenset({0}),
-            start={0: where},
-            end={0: 6},
-            on_rollback=told.append,
-        ) as consumer,
-    ):
-        assert [change.seqno for change in consumer] == [4, 5, 6]
+    with knows_001(stream) as server:
+        changes = read(server, start={0: where}, on_rollback=told.append)
+    assert [change.seqno for change in changes] == [4, 5, 6]
     assert [int.from_bytes(x[START : START + 8]) for x in asked] == [5, to]
     assert {len(x) for x in asked} == {64}
     return [rollback.to_seqno for rollback in told]
@@ -488,7 +474,7 @@ def test_bytes_after_a_change_are_its_metadata_and_not_its_value() -> None:
         return [reply(request, p) for p in (OK, MARKER, first, END_OK)]
 
     with knows_001(stream) as server:
-        (change,) = read(server, end={0: 4})
+        (change,) = read(server, end=4)
     assert (change.key, change.value) == (b"hello", b"world")
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from consumerkit import at
+from printed_packets import PRINTED, RIGHT
 from printed_servers import (
     ITEM_002,
     DocumentServer,
+    goes_back_as_printed,
     knows_002,
     message_002,
+    read_all,
     stream_002,
 )
 from seedkit import (
-    PRINTED,
-    RIGHT,
     SOON,
     Packet002,
     changed,
@@ -32,9 +31,9 @@ from seedkit import (
 from talk import Talk
 from waiting import until
 
-from upriver.consumer import Change, Consumer, Rollback
+from upriver.consumer import Change, Consumer
 from upriver.errors import Status, StatusError
-from upriver.model import FailoverLog, Op, VBucketState
+from upriver.model import Op, VBucketState
 from upriver.testing import TemporaryProducer
 from upriver.wire import canonical
 from upriver.wire.dialects import Draft002
@@ -228,9 +227,7 @@ def test_the_unfinished_packets_of_its_last_part_are_of_no_use(talk: Talk) -> No
 
 
 def read(server: DocumentServer, end: int = 3, **options: object) -> list[Change]:
-    wanted: dict[str, Any] = {"vbuckets": frozenset({12}), "end": {12: end}, **SOON, **options}
-    with Consumer(server.source, **{"dialect": "002", **wanted}) as consumer:
-        return list(consumer)
+    return read_all(server, "002", {12: end}, **options)
 
 
 def test_the_library_reads_a_server_that_knows_this_document_alone() -> None:
@@ -260,29 +257,7 @@ def test_the_library_takes_a_failover_log_without_pairs() -> None:
 
 
 def test_the_library_goes_back_to_where_the_document_says() -> None:
-    asked: list[int] = []
-
-    def stream(request: bytes) -> list[bytes]:
-        asked.append(int.from_bytes(request[START : START + 8]))
-        return [reply(request, BACK)] if len(asked) == 1 else stream_002(request, asked[-1] + 1)
-
-    told: list[Rollback] = []
-    log = FailoverLog.of((0xDF2, 0xF294), (0x7B43, 0x9321))
-    where = at(20_000, vbuuid=0x7B43, log=log, boundaries=(17_832, 20_000))
-    with (
-        knows_002(stream) as server,
-        Consumer(
-            server.source,
-            dialect="002",
-            vbuckets=frozenset({12}),
-            start={12: where},
-            end={12: 17_835},
-            on_rollback=told.append,
-        ) as consumer,
-    ):
-        assert [change.seqno for change in consumer] == [17_833, 17_834, 17_835]
-    assert asked == [20_000, 17_832]
-    assert [(x.vbucket, x.from_seqno, x.to_seqno) for x in told] == [(12, 20_000, 17_832)]
+    goes_back_as_printed("002", knows_002, stream_002, BACK, START)
 
 
 def test_the_library_asks_again_where_a_vbucket_is_not() -> None:

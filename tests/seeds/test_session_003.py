@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from seedkit import RIGHT, Packet, changed, exchange, packets_until, u16, u32, u64
+from printed_packets import RIGHT
+from seedkit import Packet, changed, exchange, packets_until, u16, u32, u64
 from talk import Talk
 from waiting import until
 
