@@ -55,8 +55,6 @@ _WRITE_BYTES: Final = 128 * 1024
 _STREAM_REQUEST: Final = f"{Command.STREAM_REQUEST} request"
 #: Characters of a peer's error text that are logged.
 _SHOWN: Final = 200
-#: The opcode of one, the same in draft 001 and today.
-_STREAM_OPCODE: Final = Dcp.table.opcodes[Command.STREAM_REQUEST]
 
 
 class Connection(asyncio.Protocol):
@@ -417,7 +415,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, packet: bytes, error: DecodeError) -> None:
         """Answers an invalid request, or closes a connection that cannot continue."""
-        if error.usable and error.packet == _STREAM_REQUEST and self.identified:
+        asks_stream = error.packet == _STREAM_REQUEST
+        if error.usable and asks_stream and self.identified:
             self.streams.log_refusal("a stream request", error.status, str(error))
         if not error.usable:
             self.close(str(error))
@@ -425,7 +424,7 @@ class Connection(asyncio.Protocol):
             self.reply(m.ResponseError(opaque=opaque_of(packet), text=str(error)))
         elif (header := parse_header(packet)).is_response:
             self.close(str(error))
-        elif self.replica is not None and header.opcode == _STREAM_OPCODE:
+        elif self.replica is not None and asks_stream:
             self.close(f"a stream is requested of a consumer: {error}")
         else:
             self.reply(self._front.malformed(header, error))
