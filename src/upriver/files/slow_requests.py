@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from .._line_limit import LineLimit
+
 _log = logging.getLogger(__name__)
 
 #: Seconds before a request is called slow, and before a line: a large file takes a while.
 _PATIENCE: Final = 2.0
 _LINE_AFTER: Final = 5.0
-#: Seconds between two lines about one store, however many requests it is slow to answer.
-_EVERY: Final = 60.0
-
-_lock: Final = threading.Lock()
+#: About one store, however many requests it is slow to answer.
+_lines: Final = LineLimit(60.0)
 #: Since when, in seconds since 1970, and to which store, each request is under way.
 _under_way: Final[dict[object, tuple[float, str]]] = {}
-#: By store, when a line about it was written.
-_told: Final[dict[str, float]] = {}
 
 
 @contextmanager
@@ -46,9 +44,5 @@ def slow_request() -> tuple[float, str] | None:
 
 
 def _tell(request: object, store: str) -> None:
-    now = time.monotonic()
-    with _lock:
-        if request not in _under_way or now - _told.get(store, now - _EVERY) < _EVERY:
-            return
-        _told[store] = now
-    _log.warning("waiting for %s, which has not answered for %.0f s", store, _LINE_AFTER)
+    if request in _under_way and _lines.is_due(store):
+        _log.warning("waiting for %s, which has not answered for %.0f s", store, _LINE_AFTER)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Final
 
+from ..._line_limit import LineLimit
 from ...errors import UpriverError
 from ..transport.connection_string import Source
 
@@ -14,12 +14,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds before the first line. Nodes that restart, or elect a new owner, answer within them.
 _PATIENCE: Final = 3.0
-#: Seconds between two lines of one source, however many ask its nodes.
-_EVERY: Final = 60.0
-
-_lock: Final = threading.Lock()
-#: By bucket and hosts, when a line about them was written.
-_told: Final[dict[tuple[object, ...], float]] = {}
+#: About one bucket and its hosts, however many ask the nodes.
+_lines: Final = LineLimit(60.0)
 
 
 class Interrupted(UpriverError):
@@ -43,18 +39,11 @@ class Waiting:
         else:
             since = self.now[0]
         self.now = since, str(trouble)
-        if now - self._began >= _PATIENCE and self._is_due(now):
+        who = self._source.bucket, *self._source.hosts
+        if now - self._began >= _PATIENCE and _lines.is_due(who):
             _log.warning(
                 "waiting for %s for %.0f s: %s", self._source.bucket, now - self._began, trouble
             )
-
-    def _is_due(self, now: float) -> bool:
-        with _lock:
-            who = self._source.bucket, *self._source.hosts
-            if now - _told.get(who, now - _EVERY) < _EVERY:
-                return False
-            _told[who] = now
-            return True
 
     def over(self) -> None:
         """A node has answered."""
